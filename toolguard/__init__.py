@@ -1,0 +1,2 @@
+"""toolguard."""
+__version__ = "0.1.0"
