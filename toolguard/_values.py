@@ -206,7 +206,7 @@ class Tally:
         external: charged calls of this run that no configuration calls local.
         tree: the same, with all runs nested below.
         reads: the reads among `external`.
-        sends: the sends among `external`.
+        sends: the sends among `external` that draw on the common reserve: those of tools without a limit of their own.
         by_tool: `external` by canonical tool name.
         fresh: the last settled call had an (identity, outcome) that this run had not seen.
     """
@@ -258,19 +258,22 @@ class Wall:
     Attributes:
         name: the reason that refusals and spans show.
         keys: the configuration keys that the wall contributes.
-        limit: `(tool, limits) -> n`; None: the wall is not in that tool's plan.
+        limit: `(tool, limits, own) -> n`, where `own` is the tool's own limit, from its table or its decorator; None: the
+            wall is not in that tool's plan.
         state: `(tally) -> s`, made once a run; bounded.
         about: what the wall counts and what happens at the limit, for the docs' table.
-        text: `(why, tool, turn) -> str`: why, with the numbers, and the next step. The sentence that the call did NOT
-            execute is put in front of it.
+        text: `(why, tool) -> str`: why, with the numbers, and the next step, for the model. The sentence that the call
+            did NOT execute is put in front of it.
+        ending: `(why) -> (what happened, how to go on)`, for the user, where the wall can end a run.
         scope: whose calls the state counts: `run`, or `tree` with all runs nested below.
         needs: which costly facts the hooks read: `identity`, `digest`, `query`. Others are not computed.
         admit: `(s, n, call) -> Refused | None`; reads only.
         charge: `(s, n, call)`: the call is admitted.
         release: `(s, n, call)`: it was charged and nothing ran.
-        settle: `(s, n, call, end) -> Refused | None`; a refusal here ends the run.
-        refused: `(s, n, call, tick) -> Refused | None`: a refusal is back with the caller; `call.mine` says whose.
-        turned: `(s, n) -> Refused | None`: a turn closed.
+        settle: `(s, n, call, end)`: it ran and ended.
+        refused: `(s, n, call, tick) -> Refused | None`: a refusal went back to the caller; `call.mine` says whose. What
+            it returns ends the run.
+        turned: `(s, n) -> Refused | None`: a turn closed; what it returns ends the run.
         slack: `(s, n) -> int`: admissions of this run's tree that certainly pass, whatever they are. None: ask each time.
         reading: `(s, n) -> Reading`, where the limit is one on the whole run and notes should warn of it.
         note: `(s, n, turn) -> str | None`: a text of its own for `notes()`.
@@ -279,10 +282,11 @@ class Wall:
 
     name: str
     keys: tuple[Key, ...]
-    limit: Callable[[Tool, Mapping[str, Any]], Any]
+    limit: Callable[[Tool, Mapping[str, Any], int | None], Any]
     state: Callable[[Tally], Any]
     about: str
     text: Callable[[Refused, str], str]
+    ending: Callable[[Refused], tuple[str, str]] | None = None
     scope: Literal["run", "tree"] = "run"
     needs: frozenset[str] = frozenset()
     admit: Hook = None

@@ -1,0 +1,170 @@
+"""The one wall that ends a run. A cap that somebody set is exact and counts the tree; the adaptive one spares long work."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from toolguard._values import Call, End, Key, Reading, Refused, Tally, Tool, Wall
+
+
+class Adaptive(NamedTuple):
+    """The adaptive rule's numbers: where it starts to look, where it stops regardless (0: never), and what is stuck."""
+
+    soft: int
+    hard: int
+    repeats: int
+    any_repeat: bool
+
+
+class Stuck:
+    """How often each identity ran since anything new came back.
+
+    With the signal `any` the counts are attempts, refused ones included, and nothing clears them.
+    """
+
+    __slots__ = ("counts", "tally", "top")
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+        self.counts: dict[bytes, int] = {}
+        self.top = 0
+
+    def count(self, identity: bytes) -> None:
+        # Past this many identities without anything new, the oldest counts say nothing any more.
+        if len(self.counts) >= _MOST_COUNTS and identity not in self.counts:
+            self.counts.clear()
+        self.counts[identity] = n = self.counts.get(identity, 0) + 1
+        self.top = max(self.top, n)
+
+
+_MOST_COUNTS = 4096
+
+
+def limit_explicit(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int | None:
+    return limits["hard_cap"] or None
+
+
+def admit_explicit(tally: Tally, n: int, _call: Call) -> Refused | None:
+    return Refused("hard_stop", tally.tree, n, "never", "explicit", stops=True) if tally.tree >= n else None
+
+
+def limit_adaptive(tool: Tool, limits: Mapping[str, Any], _own: int | None) -> Adaptive | None:
+    soft = limits["adaptive_soft"]
+    if limits["hard_cap"] is not None or not soft:
+        return None
+    any_repeat = limits["adaptive_signal"] == "any"
+    return Adaptive(soft, soft * limits["adaptive_multiplier"], limits["adaptive_repeats"], any_repeat)
+
+
+def admit_adaptive(s: Stuck, n: Adaptive, call: Call) -> Refused | None:
+    used = s.tally.external
+    if used < n.soft:
+        return None
+    if n.hard and used >= n.hard:
+        return Refused("hard_stop", used, n.hard, "never", "backstop", stops=True)
+    top = max(s.top, s.counts.get(call.identity, 0) + 1) if n.any_repeat else s.top
+    if n.repeats and top >= n.repeats:
+        return Refused("hard_stop", used, n.soft, "never", "stuck", stops=True)
+    return None
+
+
+def settle_adaptive(s: Stuck, n: Adaptive, call: Call, _end: End) -> None:
+    if not n.any_repeat:
+        if s.tally.fresh:
+            s.counts.clear()
+            s.top = 0
+        if s.tally.fresh or not call.tool.polls:
+            s.count(call.identity)
+
+
+def charge_adaptive(s: Stuck, n: Adaptive, call: Call) -> None:
+    if n.any_repeat:
+        s.count(call.identity)
+
+
+def release_adaptive(s: Stuck, n: Adaptive, call: Call) -> None:
+    if n.any_repeat and s.counts.get(call.identity):
+        s.counts[call.identity] -= 1
+
+
+def refused_adaptive(s: Stuck, n: Adaptive, call: Call, _at: int) -> None:
+    if n.any_repeat:
+        s.count(call.identity)
+
+
+def text(why: Refused, _tool: str) -> str:
+    match why.rule:
+        case "stuck":
+            what = f"the run is past {why.limit} tool calls and keeps repeating calls that bring nothing new"
+        case _:
+            what = f"the run has made {why.used} tool calls and its hard limit is {why.limit}"
+    return f"{what}. The run is stopped and no further call will run in it. Answer now with what you have."
+
+
+def ending(why: Refused) -> tuple[str, str]:
+    match why.rule:
+        case "stuck":
+            what = f"past {why.limit} calls it kept repeating calls that brought nothing new"
+        case "backstop":
+            what = f"it reached the hard limit of {why.limit} tool calls, which guards against a runaway loop"
+        case _:
+            what = f"it reached its hard limit of {why.limit} tool calls"
+    return what, "ask for a smaller part of the task, or raise the run's tool-call limit"
+
+
+_ABOUT = "all calls of the run and, for a cap that was set, of the runs nested in it; past the limit the run is **stopped**"
+
+HARD_CAP = Wall(
+    name="hard_stop",
+    keys=(
+        Key(
+            "hard_cap",
+            (None, None, None),
+            "Calls that the run and all runs nested in it may make; exactly so many execute, the next stops the run. "
+            "Not set: the adaptive rule. 0: no hard stop at all.",
+        ),
+    ),
+    limit=limit_explicit,
+    state=lambda tally: tally,
+    about=_ABOUT,
+    text=text,
+    ending=ending,
+    scope="tree",
+    admit=admit_explicit,
+    slack=lambda tally, n: n - tally.tree,
+    reading=lambda tally, n: Reading(tally.tree, n),
+)
+
+ADAPTIVE = Wall(
+    name="hard_stop",
+    keys=(
+        Key("adaptive_soft", (100, 100, 100), "Calls a run before the adaptive rule looks at all. 0: never."),
+        Key(
+            "adaptive_multiplier",
+            (10, 10, 10),
+            "Times `adaptive_soft`: calls at which the run is stopped regardless. 0: no such backstop.",
+        ),
+        Key(
+            "adaptive_repeats",
+            (6, 6, 6),
+            "Runs of one identical call, with nothing new in between, that count as stuck. 0: only the backstop.",
+        ),
+        Key(
+            "adaptive_signal",
+            ("unchanged", "unchanged", "unchanged"),
+            "`unchanged`: any new result clears the repeats. `any`: every attempt counts and nothing clears them.",
+            choices=("unchanged", "any"),
+        ),
+    ),
+    limit=limit_adaptive,
+    state=Stuck,
+    about=_ABOUT,
+    text=text,
+    ending=ending,
+    needs=frozenset({"identity", "digest"}),
+    admit=admit_adaptive,
+    charge=charge_adaptive,
+    release=release_adaptive,
+    settle=settle_adaptive,
+    refused=refused_adaptive,
+    slack=lambda s, n: n.soft - s.tally.external,
+)

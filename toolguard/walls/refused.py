@@ -1,0 +1,113 @@
+"""The loop that goes on asking after it was refused. Counted by turn where turns are marked, else by call."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolguard._values import Call, End, Key, Refused, Tally, Tool, Wall
+
+
+class InARow:
+    """Refusals since the last executed call.
+
+    Attributes:
+        calls: refused calls in a row.
+        turns: closed turns in a row in which every call was refused.
+        refused: refused calls of the open turn.
+        ran: a call of the open turn ran.
+    """
+
+    __slots__ = ("calls", "ran", "refused", "turns")
+
+    def __init__(self, _tally: Tally) -> None:
+        self.calls = self.turns = self.refused = 0
+        self.ran = False
+
+
+def limit_calls(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int | None:
+    return limits["refused_calls"] or None
+
+
+def settle_calls(s: InARow, _n: int, _call: Call, _end: End) -> None:
+    s.calls = 0
+
+
+def refused_calls(s: InARow, n: int, call: Call, _at: int) -> Refused | None:
+    if call.turn:  # turns are marked: `refused_turns` counts
+        return None
+    s.calls += 1
+    return Refused("refused_calls", s.calls, n, "never", stops=True) if s.calls >= n else None
+
+
+def limit_turns(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int | None:
+    return limits["refused_turns"] or None
+
+
+def settle_turns(s: InARow, _n: int, _call: Call, _end: End) -> None:
+    s.turns = 0
+    s.ran = True
+
+
+def refused_turns(s: InARow, _n: int, call: Call, _at: int) -> None:
+    if call.turn:
+        s.refused += 1
+
+
+def turned(s: InARow, n: int) -> Refused | None:
+    if s.refused and not s.ran:
+        s.turns += 1
+    s.refused, s.ran = 0, False
+    return Refused("refused_turns", s.turns, n, "never", stops=True) if s.turns >= n else None
+
+
+def _text(unit: str, why: Refused) -> str:
+    return (
+        f"{why.used} {unit} in a row were refused and nothing ran in between, so the run is stopped (limit {why.limit}). "
+        "No further call will run in it. Answer now with what you have."
+    )
+
+
+def _ending(unit: str, why: Refused) -> tuple[str, str]:
+    return (
+        f"{why.used} {unit} in a row asked only for calls that were refused",
+        "ask for something narrower, or raise the limits that refused the calls",
+    )
+
+
+CALLS = Wall(
+    name="refused_calls",
+    keys=(
+        Key(
+            "refused_calls",
+            (20, 20, 20),
+            "Refused calls in a row that stop the run, where no turn was marked. Any executed call starts it anew.",
+        ),
+    ),
+    limit=limit_calls,
+    state=InARow,
+    about="calls in a row that were refused, until the first marked turn; at the limit the run is **stopped**",
+    text=lambda why, _tool: _text("calls", why),
+    ending=lambda why: _ending("calls", why),
+    settle=settle_calls,
+    refused=refused_calls,
+    local=True,
+)
+
+TURNS = Wall(
+    name="refused_turns",
+    keys=(
+        Key(
+            "refused_turns",
+            (5, 5, 5),
+            "Marked turns in a row in which every call was refused that stop the run. Empty turns neither count nor reset.",
+        ),
+    ),
+    limit=limit_turns,
+    state=InARow,
+    about="model turns in a row in which every call was refused; at the limit the run is **stopped**",
+    text=lambda why, _tool: _text("turns", why),
+    ending=lambda why: _ending("turns", why),
+    settle=settle_turns,
+    refused=refused_turns,
+    turned=turned,
+    local=True,
+)
