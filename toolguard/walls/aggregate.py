@@ -85,4 +85,5 @@ WALL = Wall(
     refused=refused,
     slack=slack,
     reading=reading,
+    beyond="after that every new call is refused once",
 )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from toolguard._values import Call, End, Key, Reading, Refused, Tally, Tool, Wall
+from toolguard._values import Call, Key, Reading, Refused, Tally, Tool, Wall
 
 
 class Adaptive(NamedTuple):
@@ -67,7 +67,7 @@ def admit_adaptive(s: Stuck, n: Adaptive, call: Call) -> Refused | None:
     return None
 
 
-def settle_adaptive(s: Stuck, n: Adaptive, call: Call, _end: End) -> None:
+def settle_adaptive(s: Stuck, n: Adaptive, call: Call) -> None:
     if not n.any_repeat:
         if s.tally.fresh:
             s.counts.clear()
@@ -132,6 +132,7 @@ HARD_CAP = Wall(
     admit=admit_explicit,
     slack=lambda tally, n: n - tally.tree,
     reading=lambda tally, n: Reading(tally.tree, n),
+    beyond="then the run ends",
 )
 
 ADAPTIVE = Wall(

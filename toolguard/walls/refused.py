@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from toolguard._values import Call, End, Key, Refused, Tally, Tool, Wall
+from toolguard._values import Call, Key, Refused, Tally, Tool, Wall
 
 
 class InARow:
@@ -27,7 +27,7 @@ def limit_calls(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int
     return limits["refused_calls"] or None
 
 
-def settle_calls(s: InARow, _n: int, _call: Call, _end: End) -> None:
+def settle_calls(s: InARow, _n: int, _call: Call) -> None:
     s.calls = 0
 
 
@@ -42,7 +42,7 @@ def limit_turns(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int
     return limits["refused_turns"] or None
 
 
-def settle_turns(s: InARow, _n: int, _call: Call, _end: End) -> None:
+def settle_turns(s: InARow, _n: int, _call: Call) -> None:
     s.turns = 0
     s.ran = True
 

@@ -1,0 +1,389 @@
+"""What a call is, and what it came to, in 16 bytes: a keyed digest of typed, canonical content.
+
+Values are rewritten as nested tuples of exact scalars, in which every tuple starts with a tag of ours; these are marshalled
+and hashed. Nothing of a value is executed, and nothing raises. What is the same, and what is not:
+
+- Types count: `1`, `True` and `"1"` are three values, and so are bytes and text. `1.0` is `1`, `-0.0` is `0`, NaN is NaN.
+- What a model's JSON cannot tell apart is one: a list is a tuple, a float without a fraction an int. Beyond JSON, a set is
+  a frozenset (and no list), a bytearray or a memoryview of bytes is bytes; a dict and a set have no order.
+- A subclass of a built-in type (a namedtuple, an OrderedDict, a text with methods of its own) is the built-in value that it
+  holds. An Enum member is its class and name; a dataclass or a pydantic model is its class and its stored fields.
+- An aware datetime is its wall clock and offset. numpy data is dtype, shape and bytes. A class or function is its name.
+- Anything else is *opaque*: it counts by the name of its type, never by address.
+
+Bounds: 10 000 nodes, 32 levels, and 1 MB of text and bytes, hashed whole up to there since that costs a millisecond. What
+is beyond is *cut* to its type, length and ends (a set, which has no ends: its length). A cut dict is read in its own order.
+"""
+
+import contextlib
+import inspect
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta, timezone
+from enum import Enum
+from functools import partial
+from hashlib import blake2b
+from itertools import chain, count, islice
+from marshal import dumps
+from typing import Any, Final
+
+__all__ = ["Hasher", "Receiver", "binder", "is_opaque", "new_key"]
+
+_NODES: Final = 10_000
+_DEPTH: Final = 32
+_CHARS: Final = 1 << 20
+_SHORT: Final = 4096  # longer texts are hashed piece by piece, so that no second copy of them is made
+_PIECE: Final = 1 << 16
+_EDGE: Final = 1 << 14
+_ENDS: Final = 64
+_WIDE: Final = 1 << 8 * _SHORT
+_TOOLS: Final = 1024
+_SIZE: Final = 16
+_OPAQUE: Final = b"?"
+_LOST: Final = bytes(_SIZE) + _OPAQUE
+_PLAIN: Final = 2  # the marshal format without references and interning: equal values give equal bytes
+_WHOLE: Final = slice(None)
+
+_Encoder = Callable[["_Walk", Any, int], Any]
+
+# Read through the descriptors of `type` itself: `cls.__module__` and the like would ask the class's metaclass.
+_lineage: Final[Callable[[type], tuple[type, ...]]] = type.__dict__["__mro__"].__get__
+_namespace: Final[Callable[[type], dict[str, Any]]] = type.__dict__["__dict__"].__get__
+_module: Final[Callable[[type], Any]] = type.__dict__["__module__"].__get__
+_qualname: Final[Callable[[type], str]] = type.__dict__["__qualname__"].__get__
+
+
+def new_key() -> bytes:
+    """Return a fresh key. One key serves one session; without it a digest says nothing about a guessable argument."""
+    return os.urandom(_SIZE)
+
+
+def is_opaque(identity: bytes) -> bool:
+    """Say whether an opaque or cut value took part, so that an equal identity need not mean equal arguments."""
+    return len(identity) > _SIZE
+
+
+class Receiver(str):
+    """The token of a live object, such as `Mailbox #2`: a text of its own type, which no text argument can equal."""
+
+    __slots__ = ()
+
+
+class Hasher:
+    """Digests under one session's key: they depend on the key and the content, and on nothing of the process."""
+
+    __slots__ = ("_bases", "_key", "_live", "_ordinals", "_outcome")
+
+    def __init__(self, key: bytes) -> None:
+        """Hash under `key`, of at most 64 bytes."""
+        self._key = blake2b(key=key, digest_size=_SIZE)
+        self._bases: dict[str, blake2b] = {}
+        self._outcome = self._base(None)
+        self._live: dict[int, tuple[weakref.ref[object], Receiver]] = {}
+        self._ordinals: dict[str, count[int]] = {}
+
+    def identity(self, name: str, values: tuple[Any, ...]) -> bytes:
+        """Return the digest of a tool's name and its bound arguments, in signature order.
+
+        Returns:
+            16 bytes, or 17 where an opaque or cut value took part; see `is_opaque`. It never raises.
+        """
+        try:
+            for value in values:
+                kind = type(value)
+                if kind is str or kind is bytes:
+                    if len(value) > _SHORT:
+                        break
+                elif kind is int:
+                    if not -_WIDE < value < _WIDE:
+                        break
+                elif value is not None and kind is not bool:
+                    break
+            else:
+                state = (self._bases.get(name) or self._named(name)).copy()
+                state.update(dumps(values, _PLAIN))
+                return state.digest()
+            return self._walked(name, values)
+        except Exception:  # noqa: BLE001 - no argument, whatever it is, may make a call fail
+            return _LOST
+
+    def digest(self, value: Any) -> bytes | None:
+        """Return the digest of what a tool returned, or None where it cannot be measured: opaque somewhere, or too large.
+
+        An iterator is not consumed. It never raises.
+        """
+        try:
+            kind = type(value)
+            if (kind is not str or len(value) > _SHORT) and value is not None and kind is not bool:
+                value = _Walk(strict=True).plain(value, 0)
+            state = self._outcome.copy()
+            state.update(dumps(value, _PLAIN))
+            return state.digest()
+        except Exception:  # noqa: BLE001 - no result, whatever it is, may make a call fail
+            return None
+
+    def receiver(self, obj: object) -> Receiver:
+        """Return the token that stands for a method's receiver among the values of `identity`.
+
+        A live object is an ordinal under the name of its type, in order of first use. One that cannot be weakly referenced
+        is the name of its type alone, a class its qualified name.
+        """
+        known = self._live.get(id(obj))
+        if known is not None and known[0]() is obj:
+            return known[1]
+        return self._introduce(obj)
+
+    def _introduce(self, obj: object) -> Receiver:
+        if isinstance_of_type(obj):
+            return Receiver(".".join(_name(obj)))
+        key, name = id(obj), _name(type(obj))[1]
+        try:
+            ref = weakref.ref(obj, partial(_forget, self._live, key))
+        except TypeError:
+            return Receiver(name)
+        stale = self._live.get(key)
+        if stale is not None and stale[0]() is not obj:
+            _forget(self._live, key, stale[0])
+        # Two steps that are atomic on their own: of two threads that bring the same object, both get the first one's token.
+        ordinal = next(self._ordinals.setdefault(name, count(1)))
+        return self._live.setdefault(key, (ref, Receiver(f"{name} #{ordinal}")))[1]
+
+    def _walked(self, name: str, values: tuple[Any, ...]) -> bytes:
+        walk = _Walk(strict=False)
+        plain = tuple([walk.plain(value, 0) for value in values])
+        state = (self._bases.get(name) or self._named(name)).copy()
+        state.update(dumps(plain, _PLAIN))
+        return state.digest() + _OPAQUE if walk.opaque else state.digest()
+
+    def _named(self, name: str) -> blake2b:
+        if len(self._bases) >= _TOOLS:
+            self._bases.clear()
+        base = self._bases[name] = self._base(name)
+        return base
+
+    def _base(self, name: str | None) -> blake2b:
+        state = self._key.copy()
+        state.update(dumps(name, _PLAIN))
+        return state
+
+
+def _forget(live: dict[int, tuple[weakref.ref[object], Receiver]], key: int, ref: weakref.ref[object]) -> None:
+    known = live.get(key)
+    if known is not None and known[0] is ref:
+        live.pop(key, None)
+
+
+class _Source(str):
+    """A name that prints as itself: it stands where a signature prints a default."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def binder(
+    function: Callable[..., Any], signature: inspect.Signature, skip: frozenset[str] = frozenset()
+) -> Callable[..., tuple[Any, ...]]:
+    """Make a function with `signature` that returns its bound arguments, defaults applied, in the signature's order.
+
+    Args:
+        function: whose arguments they are; a call that would not bind raises a TypeError in its name.
+        signature: its parameters. Defaults are handed on as they are: never evaluated, compared or printed.
+        skip: parameters that are accepted and left out of the result.
+    """
+    scope: dict[str, Any] = {"__builtins__": {}}
+    bare = []
+    for i, parameter in enumerate(signature.parameters.values()):
+        default: Any = parameter.default
+        if default is not parameter.empty:
+            default, scope[f"_{i}"] = _Source(f"_{i}"), default
+        bare.append(inspect.Parameter(parameter.name, parameter.kind, default=default))
+    result = "".join(f"{p.name}, " for p in bare if p.name not in skip)
+    source = f"def bind{inspect.Signature(bare)}: return ({result})"
+    exec(compile(source, "<toolguard binder>", "exec"), scope)  # noqa: S102 - the source holds names of parameters only
+    bind: types.FunctionType = scope["bind"]
+    bind.__qualname__ = getattr(function, "__qualname__", bind.__qualname__)
+    return bind
+
+
+class _UnmeasurableError(Exception):
+    """A strict walk met something opaque or too large."""
+
+
+class _Walk:
+    """One rewriting of values as tagged tuples, with what is left of its bounds."""
+
+    __slots__ = ("chars", "cuts", "kinds", "nodes", "opaque", "strict")
+
+    def __init__(self, *, strict: bool) -> None:
+        self.strict = strict
+        self.nodes = _NODES
+        self.chars = _CHARS
+        self.cuts = 0
+        self.opaque = False
+        self.kinds: dict[int, tuple[type, _Encoder]] = {}
+
+    def plain(self, value: Any, depth: int) -> Any:
+        """Return the canonical form of `value`. Types are looked up by id, as hashing one would ask its metaclass."""
+        kind = type(value)
+        try:
+            encode = _ENCODERS.get(id(kind))
+            if encode is None:
+                known = self.kinds.get(id(kind)) or self.kinds.setdefault(id(kind), (kind, _find(kind)))
+                encode = known[1]
+            return encode(self, value, depth)
+        except _UnmeasurableError:
+            raise
+        except Exception:  # noqa: BLE001 - what cannot be read counts by its type
+            return _opaque(self, value, depth)
+
+    def afford(self, nodes: int, depth: int) -> bool:
+        """Take `nodes` from what is left, in advance, so that a walk never visits more than its bound."""
+        if nodes > self.nodes or depth >= _DEPTH:
+            return False
+        self.nodes -= nodes
+        return True
+
+    def mark(self, *, cut: bool = False) -> None:
+        """Note that something is not in the digest; a strict walk ends here."""
+        if self.strict:
+            raise _UnmeasurableError
+        self.opaque = True
+        self.cuts += cut
+
+    def cut(self, tag: str, size: int, ends: Iterable[Any], depth: int) -> tuple[Any, ...]:
+        """Return what stands for a container that is too large or too deep: its size and, where affordable, its ends."""
+        self.mark(cut=True)
+        if not self.afford(4 * _ENDS, depth):
+            return ("cut", tag, size)
+        return ("cut", tag, size, *[self.plain(value, depth + 1) for value in ends])
+
+    def content(self, tag: str, size: int, take: Callable[[slice], Any]) -> Any:
+        """Return a text or bytes as it is when short, else its size and digest. `take` reads a slice of it."""
+        if size <= self.chars:
+            self.chars -= size
+            if size <= _SHORT:
+                return take(_WHOLE)
+            return (tag, size, _fold(take(slice(at, at + _PIECE)) for at in range(0, size, _PIECE)))
+        self.mark(cut=True)
+        edge = min(size, _EDGE if self.chars > 2 * _EDGE else _ENDS)
+        self.chars = max(0, self.chars - 2 * edge)
+        return ("cut", tag, size, _fold((take(slice(edge)), take(slice(size - edge, None)))))
+
+
+def _fold(pieces: Iterable[Any]) -> bytes:
+    state = blake2b(digest_size=_SIZE)
+    for piece in pieces:
+        state.update(piece.encode("utf-8", "surrogatepass") if type(piece) is str else piece)
+    return state.digest()
+
+
+def _same(_: _Walk, value: Any, __: int) -> Any:
+    return value
+
+
+def _content(tag: str, base: Any, exact: Callable[[Any], Any]) -> _Encoder:
+    size_of, item = base.__len__, base.__getitem__
+    return lambda walk, value, _: walk.content(tag, size_of(value), lambda part: exact(item(value, part)))
+
+
+def _memory(walk: _Walk, value: memoryview, _: int) -> Any:
+    flat = value.cast("B") if value.nbytes else memoryview(b"")
+    content = walk.content("bytes", value.nbytes, lambda part: flat[part].tobytes())
+    return content if value.format == "B" and value.ndim == 1 else ("memory", value.format, value.shape, content)
+
+
+def _int(walk: _Walk, value: int, _: int) -> Any:
+    size = int.bit_length(value) // 8
+    if size > walk.chars:
+        walk.mark(cut=True)
+        return ("cut", "int", size, int.__rshift__(value, 8 * (size - _ENDS)))
+    if size > _SHORT:
+        walk.chars -= size
+    return int.__int__(value)
+
+
+def _float(_: _Walk, value: float, __: int) -> Any:
+    exact = float.__float__(value)
+    if exact.is_integer():
+        return int(exact)
+    return exact if exact == exact else ("nan",)  # noqa: PLR0124 - only NaN differs from itself
+
+
+def _complex(walk: _Walk, value: complex, depth: int) -> Any:
+    exact = complex.__complex__(value)
+    return ("complex", _float(walk, exact.real, depth), _float(walk, exact.imag, depth))
+
+
+def _row(base: Any) -> _Encoder:
+    size_of, item = base.__len__, base.__getitem__
+
+    def encode(walk: _Walk, value: Any, depth: int) -> Any:
+        size = size_of(value)
+        if walk.afford(size, depth):
+            return ("list", *[walk.plain(each, depth + 1) for each in item(value, _WHOLE)])
+        return walk.cut("list", size, chain(item(value, slice(_ENDS)), item(value, slice(-_ENDS, None))), depth)
+
+    return encode
+
+
+def _dict(walk: _Walk, value: dict[Any, Any], depth: int) -> Any:
+    size, items = dict.__len__(value), dict.items(value)
+    if not walk.afford(2 * size, depth):
+        ends = chain(islice(items, _ENDS), islice(reversed(items), _ENDS))
+        return walk.cut("dict", size, chain.from_iterable(ends), depth)
+    pairs = [(dumps(walk.plain(k, depth + 1), _PLAIN), walk.plain(v, depth + 1)) for k, v in list(items)]
+    if len(dict(pairs)) == size:
+        return ("dict", *chain.from_iterable(sorted(pairs)))
+    # Keys of one form, such as two objects of a type: their values must order them, and forms of values do not compare.
+    return ("twins", *chain.from_iterable(sorted((k, dumps(v, _PLAIN)) for k, v in pairs)))
+
+
+def _set(base: Any) -> _Encoder:
+    size_of, items_of = base.__len__, base.__iter__
+
+    def encode(walk: _Walk, value: Any, depth: int) -> Any:
+        size, cuts = size_of(value), walk.cuts
+        if walk.afford(size, depth):
+            items = sorted(dumps(walk.plain(item, depth + 1), _PLAIN) for item in list(items_of(value)))
+            if walk.cuts == cuts:
+                return ("set", *items)
+            walk.nodes = walk.chars = 0  # which member was cut hangs on the hash seed: nothing after it may
+        return walk.cut("set", size, (), depth)
+
+    return encode
+
+
+def _parts(tag: str, base: Any) -> _Encoder:
+    parts_of = base.__reduce__  # as it is pickled: the state and no method of a subclass
+
+    def encode(walk: _Walk, value: Any, depth: int) -> Any:
+        parts = parts_of(value)[1]
+        if not walk.afford(len(parts), depth):
+            return walk.cut(tag, len(parts), (), depth)
+        return (tag, *[walk.plain(part, depth + 1) for part in parts])
+
+    return encode
+
+
+def _datetime(walk: _Walk, value: datetime, depth: int) -> Any:
+    reduced: Any = datetime.__reduce_ex__(value, 4)
+    zone: Any = datetime.tzinfo.__get__(value)  # type: ignore[attr-defined]  # a property to the type stubs
+    if type(zone) is timezone or _known(type(zone)) in _ZONES:
+        zone = zone.utcoffset(datetime(*reduced[1]))
+    return ("datetime", datetime.__reduce__(value)[1][0], walk.plain(zone, depth))
+
+
+def _timezone(walk: _Walk, value: timezone, depth: int) -> Any:
+    return ("timezone", walk.plain(value.utcoffset(None), depth))
+
+
+def _decimal(walk: _Walk, value: Any, depth: int) -> Any:
+    base = sys.modules["decimal"].Decimal
+    if base.__sizeof__(value) > walk.chars:
+        walk.mark(cut=True)
+        return ("cut", "decimal", base.adjusted(value))
+    sign, digits, exponent = base.as_tuple(value)
+    ...

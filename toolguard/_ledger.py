@@ -1,0 +1,485 @@
+"""Where counts live: one lock, all walls or none. It knows hooks, and no wall by name.
+
+An admission takes the lock once. Settlements, releases and "a refusal went back" take no lock at all: they are queued and
+the next entry drains them, so that a finaliser or a signal handler inside the critical section can lose nothing.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from toolguard._clock import tick
+from toolguard._values import Call, Outcome, Reading, Refused, Stop, Tally, Tool, Usage, Wall, canonical
+
+__all__ = ["BUSY", "GATE", "UNBINDABLE", "Counts", "Ledger", "Note", "Plan", "Session", "collect", "live_sessions"]
+
+BUSY: Final = Refused("busy", None, None, "later")
+UNBINDABLE: Final = Refused("unbindable", None, None, "different")
+GATE: Final = Refused("gate", None, None, "different")
+
+_ANY_TOOL: Final = Tool("", "", "read")
+_MOST_PLANS: Final = 1024
+_CERTAIN: Final = 1 << 20
+_YIELDS: Final = 200
+
+Counts = dict[tuple[str, str, str, str], int]
+"""Finished calls by (tool, kind, outcome, reason), for metrics."""
+
+
+class Seat(NamedTuple):
+    """A wall at the table of one run: its state there, the limits in force, and the run that set them."""
+
+    wall: Wall
+    state: Any
+    limits: Mapping[str, Any]
+    owner: "Ledger"
+
+
+class Place(NamedTuple):
+    """A seat whose limit is resolved for one tool."""
+
+    wall: Wall
+    state: Any
+    n: Any
+    owner: "Ledger"
+
+
+class Note(NamedTuple):
+    """What a note is made of: the tightest limit on the whole run, and the walls' own texts."""
+
+    wall: str
+    reading: Reading | None
+    texts: tuple[str, ...]
+
+
+class Session:
+    """What the runs of one tree share: the lock, the queue, and how long nobody needs to be asked.
+
+    Attributes:
+        mileage: admissions so far. A plan whose `until` lies ahead of it is certain to pass.
+        horizon: the furthest `until` ever granted; moving the mileage there makes every plan ask again.
+    """
+
+    __slots__ = ("__weakref__", "counts", "horizon", "inside", "late", "lock", "mileage")
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.inside = False
+        self.late: deque[tuple[Ledger, Call | None, Refused | None, int]] = deque()
+        self.mileage = self.horizon = 0
+        self.counts: Counts = {}
+        _sessions.add(self)
+
+    def stand_aside(self) -> None:
+        """Let the thread that is inside finish.
+
+        Under the GIL a blocking lock makes threads queue up behind each switch (8 threads then cost twice one); giving
+        the processor away a few times first does not.
+        """
+        for _ in range(_YIELDS):
+            if not self.inside:
+                return
+            time.sleep(0)  # noqa: TID251  it yields and waits for nothing
+
+    def ask_again(self) -> None:
+        """Make every plan ask its walls at the next admission."""
+        self.mileage = max(self.mileage, self.horizon)
+
+    def drain(self) -> bool:
+        """Bring the counts up to date; False where this thread is inside already."""
+        if self.inside:
+            self.stand_aside()
+        with self.lock:
+            if self.inside:
+                return False
+            try:
+                self.inside = True
+                self._drain()
+            finally:
+                self.inside = False
+            return True
+
+    def _drain(self) -> None:
+        late = self.late
+        while late:
+            ledger, call, why, at = late.popleft()
+            if call is None:
+                ledger.close_turn()
+            elif why is not None:
+                ledger.count_refusal(call, why, "refused", at)
+            elif call.charged:
+                ledger.settle(call, at)
+
+    def take(self) -> Counts:
+        """Return the counts gathered since they were last taken."""
+        with self.lock:
+            if self.inside:
+                return {}
+            counts, self.counts = self.counts, {}
+            return counts
+
+
+_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def live_sessions() -> list[Session]:
+    """Return the sessions that somebody still holds."""
+    while True:
+        try:
+            return list(_sessions)
+        except RuntimeError:  # a session was born or died meanwhile
+            continue
+
+
+def collect(sessions: list[Session]) -> Counts:
+    """Take the counts of `sessions`, each call once."""
+    total: Counts = {}
+    for session in sessions:
+        session.drain()
+        for key, n in session.take().items():
+            total[key] = total.get(key, 0) + n
+    return total
+
+
+def _after_fork() -> None:
+    # Another thread of the parent may have held a lock that nobody in the child will ever release.
+    for session in live_sessions():
+        session.lock = threading.RLock()
+        session.inside = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class Plan:
+    """One tool in one run: the hooks that exist, each with its state and limit looked up once.
+
+    Attributes:
+        until: the session's mileage below which every wall of the plan certainly admits.
+        identity, digest, query: which costly facts a wall of the plan reads.
+        read, reserve: which counts a charge moves: `reads`, or the common reserve of sends.
+        facts: what telemetry prepared for this tool in this run.
+    """
+
+    __slots__ = (
+        "admit",
+        "charge",
+        "digest",
+        "external",
+        "facts",
+        "identity",
+        "key",
+        "places",
+        "query",
+        "read",
+        "refused",
+        "release",
+        "reserve",
+        "settle",
+        "slack",
+        "tool",
+        "until",
+    )
+
+    def __init__(self, tool: Tool, seats: list[Seat], own: int | None, *, external: bool) -> None:
+        self.tool = tool
+        self.external = external
+        self.until = 0
+        self.facts: Any = None
+        self.key = (tool.name, tool.kind, "ok", "")
+        self.read = external and tool.kind == "read"
+        self.reserve = external and tool.kind == "send" and own is None
+        self.places = tuple(
+            Place(seat.wall, seat.state, n, seat.owner)
+            for seat in seats
+            if (external or seat.wall.local) and (n := seat.wall.limit(tool, seat.limits, own)) is not None
+        )
+        asked = [place for place in self.places if place.wall.admit]
+        self.admit = _rows("admit", self.places)
+        self.charge = _rows("charge", self.places)
+        self.release = _rows("release", self.places)
+        self.settle = _rows("settle", self.places)
+        self.slack = _rows("slack", self.places) if all(place.wall.slack for place in asked) else None
+        self.refused = tuple(place for place in self.places if place.wall.refused)
+        needs = frozenset[str]().union(*(place.wall.needs for place in self.places))
+        self.identity = "identity" in needs
+        self.digest = "digest" in needs
+        self.query = "query" in needs
+
+
+def _rows(hook: str, places: tuple[Place, ...]) -> tuple[tuple[Callable[..., Any], Any, Any], ...]:
+    return tuple((fn, p.state, p.n) for p in places if (fn := getattr(p.wall, hook)) is not None)
+
+
+class Ledger:
+    """The counts of one run. Everything that changes them happens under the session's lock.
+
+    Attributes:
+        lineage: this run and the runs around it, innermost first.
+        observe: names of the walls that only observe here.
+        turn: the number of turns begun.
+        would: calls that an observing wall would have refused.
+        stopped: the run's own end, or None.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_above",
+        "_names",
+        "_local",
+        "_own",
+        "_plans",
+        "_prefixes",
+        "_seats",
+        "by_reason",
+        "lineage",
+        "observe",
+        "refused",
+        "session",
+        "stopped",
+        "tally",
+        "turn",
+        "would",
+    )
+
+    def __init__(
+        self,
+        table: tuple[Wall, ...],
+        limits: Mapping[str, Any],
+        *,
+        parent: "Ledger | None" = None,
+        observe: frozenset[str] = frozenset(),
+        local: frozenset[str] = frozenset(),
+        own: Mapping[str, int] = MappingProxyType({}),
+        strip_prefixes: Sequence[str] = (),
+    ) -> None:
+        """Lay the table of one run.
+
+        Args:
+            table: the walls, in the order in which they name a refusal.
+            limits: every configuration key with the value frozen for this run.
+            parent: the ledger of the run around this one.
+            observe: names of walls that decide and refuse nothing.
+            local: canonical names of tools that no wall counts.
+            own: limits of single tools by canonical name; they beat the decorator's.
+            strip_prefixes: prefixes that a tool's canonical name loses.
+        """
+        self.session = parent.session if parent else Session()
+        self.tally = Tally()
+        self.lineage: tuple[Ledger, ...] = (self, *(parent.lineage if parent else ()))
+        self._above = self.lineage[1:]
+        self.observe = observe
+        self._local = local
+        self._own = own
+        self._prefixes = tuple(strip_prefixes)
+        self.turn = self.would = self.refused = 0
+        self.by_reason: dict[str, int] = {}
+        self.stopped: Stop | None = None
+        self._names: dict[str, str] = {}
+        self._plans: dict[Tool, Plan] = {}
+        self._seats = [Seat(wall, wall.state(self.tally), limits, self) for wall in table]
+        if parent:
+            self._seats += [seat for seat in parent._seats if seat.wall.scope == "tree"]  # noqa: SLF001
+
+    def plan(self, tool: Tool) -> Plan:
+        """Return the plan of `tool` in this run, made at its first call."""
+        return self._plans.get(tool) or self._make_plan(tool)
+
+    def _make_plan(self, tool: Tool) -> Plan:
+        counted = replace(tool, canonical=canonical(tool.canonical, self._prefixes))
+        own = self._own.get(counted.canonical, tool.limit)
+        made = Plan(counted, self._seats, own, external=counted.canonical not in self._local)
+        if len(self._plans) >= _MOST_PLANS:  # a plan holds no count, so dropping them loses nothing
+            self._plans = {}
+        self._names.setdefault(counted.canonical, tool.name)
+        return self._plans.setdefault(tool, made)
+
+    # The hot path -----------------------------------------------------------------------------------------------------
+
+    def admit(self, call: Call, plan: Plan) -> Refused | None:
+        """Charge every wall of the plan, or none and say why.
+
+        Returns:
+            None: the call is charged and must be ended with `end`. Otherwise the first refusal in table order.
+        """
+        session = self.session
+        if session.inside:
+            session.stand_aside()
+        with session.lock:
+            if session.inside:
+                return BUSY
+            try:
+                session.inside = True
+                if session.late:
+                    session._drain()  # noqa: SLF001
+                if session.mileage >= plan.until and (why := self._ask(call, plan)):
+                    return why
+                session.mileage += 1
+                if plan.external:
+                    tally = self.tally
+                    tally.external += 1
+                    tally.tree += 1
+                    if plan.read:
+                        tally.reads += 1
+                    elif plan.reserve:
+                        tally.sends += 1
+                    name = call.tool.canonical
+                    tally.by_tool[name] = tally.by_tool.get(name, 0) + 1
+                    for ledger in self._above:
+                        ledger.tally.tree += 1
+                for charge, s, n in plan.charge:
+                    charge(s, n, call)
+                call.charged = True
+                return None
+            finally:
+                session.inside = False
+
+    def end(self, call: Call, why: Refused | None = None) -> None:
+        """Queue how an attempt ended: as its `outcome` says, or with the refusal `why` it was not admitted."""
+        self.session.late.append((self, call, why, tick()))
+
+    # Under the lock ---------------------------------------------------------------------------------------------------
+
+    def _ask(self, call: Call, plan: Plan) -> Refused | None:
+        for ledger in self.lineage:
+            if ledger.stopped:
+                return ledger.stopped.why
+        for admit, s, n in plan.admit:
+            if admit(s, n, call) is not None:
+                return self._ask_all(call, plan)
+        if plan.slack is not None:
+            session = self.session
+            plan.until = session.mileage + min((slack(s, n) for slack, s, n in plan.slack), default=_CERTAIN)
+            session.horizon = max(session.horizon, plan.until)
+        return None
+
+    def _ask_all(self, call: Call, plan: Plan) -> Refused | None:
+        """Hear every wall, so that the order names a refusal and decides nothing."""
+        said = [(why, p) for p in plan.places if p.wall.admit and (why := p.wall.admit(p.state, p.n, call))]
+        hard = [(why, p) for why, p in said if p.wall.name not in p.owner.observe]
+        if not hard:
+            call.would = said[0][0]
+            self.would += 1
+            return None
+        call.confirms = None
+        call.mine = frozenset(p.wall.name for _, p in hard)
+        for why, p in hard:
+            if why.stops:
+                p.owner.set_stop(why)
+        return hard[0][0]
+
+    def set_stop(self, why: Refused, message: str | None = None) -> None:
+        """End the run; the first stop stays."""
+        if self.stopped is None:
+            self.stopped = Stop(why, MappingProxyType(self._by_name()), message)
+            self.session.ask_again()
+
+    def close_turn(self) -> None:
+        """Let the walls judge the turn that ends, and begin the next."""
+        for wall, s, limits, owner in self._seats:
+            if wall.turned and (n := wall.limit(_ANY_TOOL, limits, None)) is not None:
+                self._heed(wall, owner, wall.turned(s, n))
+        self.turn += 1
+
+    def settle(self, call: Call, at: int) -> None:
+        """Apply how an admitted call ended."""
+        call.charged = False
+        plan, outcome = call.plan, call.outcome
+        if outcome == "not_executed":
+            self._release(call, plan)
+            self.count_refusal(call, GATE, outcome, at)
+            return
+        key = plan.key if outcome == "ok" else (call.tool.name, call.tool.kind, outcome, "")
+        counts = self.session.counts
+        counts[key] = counts.get(key, 0) + 1
+        if call.inner:  # an inner call's refusal passed on: neither success nor failure to any wall
+            return
+        if plan.digest:
+            self.tally.observe(call.identity, call.digest)
+        for settle, s, n in plan.settle:
+            settle(s, n, call)
+
+    def _release(self, call: Call, plan: Plan) -> None:
+        if plan.external:
+            tally = self.tally
+            tally.external -= 1
+            tally.reads -= plan.read
+            tally.sends -= plan.reserve
+            tally.by_tool[call.tool.canonical] -= 1
+            for ledger in self.lineage:
+                ledger.tally.tree -= 1
+        for release, s, n in plan.release:
+            release(s, n, call)
+
+    def count_refusal(self, call: Call, why: Refused, outcome: Outcome, at: int) -> None:
+        """Apply that a call did not execute; `at` is the logical time at which the caller was told."""
+        if why is not UNBINDABLE:
+            self.refused += 1
+            self.by_reason[why.reason] = self.by_reason.get(why.reason, 0) + 1
+            key = (call.tool.name, call.tool.kind, outcome, why.reason)
+            self.session.counts[key] = self.session.counts.get(key, 0) + 1
+        for wall, s, n, owner in call.plan.refused:
+            assert wall.refused is not None  # noqa: S101  `plan.refused` holds no others
+            self._heed(wall, owner, wall.refused(s, n, call, at))
+
+    def _heed(self, wall: Wall, owner: "Ledger", why: Refused | None) -> None:
+        if why is not None and wall.name not in owner.observe:
+            owner.set_stop(why)
+
+    # Reading and steering ---------------------------------------------------------------------------------------------
+
+    def sync(self) -> "Ledger":
+        """Bring the counts up to date with everything that has ended."""
+        if self.session.late:
+            self.session.drain()
+        return self
+
+    def begin_turn(self) -> None:
+        """Close the open turn and begin the next."""
+        self.session.late.append((self, None, None, 0))
+        self.session.drain()
+
+    def stop(self, why: Refused, message: str) -> None:
+        """End the run on the program's wish, with the text that the user will read."""
+        with self.session.lock:
+            self.set_stop(why, message)
+
+    def ended_by(self) -> Stop | None:
+        """Return the stop that holds for this run: its own, or that of a run around it."""
+        self.sync()
+        return next((ledger.stopped for ledger in self.lineage if ledger.stopped), None)
+
+    def usage(self) -> Usage:
+        """Return the counts so far."""
+        with self.sync().session.lock:
+            return Usage(
+                executed=self.tally.external,
+                refused=self.refused,
+                by_tool=MappingProxyType(self._by_name()),
+                by_reason=MappingProxyType(dict(self.by_reason)),
+            )
+
+    def _by_name(self) -> dict[str, int]:
+        return {self._names.get(name, name): n for name, n in self.tally.by_tool.items() if n}
+
+    def note(self) -> Note:
+        """Return what `notes()` has to say of this moment, before it is put into words."""
+        with self.sync().session.lock:
+            readings: list[tuple[float, str, Reading]] = []
+            texts: list[str] = []
+            for wall, s, limits, _ in self._seats:
+                if (wall.reading or wall.note) and (n := wall.limit(_ANY_TOOL, limits, None)) is not None:
+                    if wall.reading:
+                        reading: Reading = wall.reading(s, n)
+                        readings.append((reading.used / reading.limit, wall.name, reading))
+                    if wall.note and (text := wall.note(s, n, self.turn)):
+                        texts.append(text)
+            _, name, tightest = max(readings, key=lambda r: r[0], default=(0.0, "", None))
+            return Note(name, tightest, tuple(texts))

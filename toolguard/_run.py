@@ -1,0 +1,239 @@
+"""The public run: a context manager that an agent's calls are charged to."""
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Any, Final, Literal, ParamSpec, TypeVar, Unpack, cast
+
+from toolguard import _telemetry
+from toolguard._metered import entry_of
+from toolguard._refusal import Refusal, converge, stop_message
+from toolguard._session import RunState, Within, current_state
+from toolguard._stream import adrive, drive
+from toolguard._values import Profile, Refused, Usage, canonical
+from toolguard.walls import Limits
+
+__all__ = ["Run", "current_run", "run"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_logger = logging.getLogger("toolguard")
+
+_STOPPED: Final = Refused("stop", None, None, "never")
+
+
+class Run(RunState):
+    """One agent's work on one request. Make it with `toolguard.run(...)` and use it as a context manager.
+
+    Calls made inside the block, in tasks started there, and through `bind` are charged to it, also when they outlive the
+    block. Entered again later it goes on counting; a retry or a reset is a new run.
+
+    Attributes:
+        id: the run's id, on every span of it.
+        agent: the agent that the run works for, or None.
+        session: the session, its own or that of the run around it.
+        tenant: the tenant, likewise.
+        mode: `enforce` or `observe`.
+        parent: the run around it, or None.
+    """
+
+    parent: "Run | None"
+
+    def __init__(self, agent: str | None, *, tools: Iterable[Any] | None = None, **options: Any) -> None:
+        """Check limits and tools; the run starts when it is entered or first used."""
+        super().__init__(agent, **options)
+        self._tools = None if tools is None else _offered(tuple(tools), self.settings.strip_prefixes)
+
+    def __enter__(self) -> "Run":
+        self.enter()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.leave(error)
+
+    async def __aenter__(self) -> "Run":
+        self.enter()
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.leave(error)
+
+    def __repr__(self) -> str:
+        agent = f" agent={self.agent!r}" if self.agent is not None else ""
+        return f"<Run {self.id!r}{agent}>"
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is over: its own stop, or that of a run around it. Leave the loop when it is true."""
+        return self.ledger.ended_by() is not None
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The name of the wall that stopped the run, `stop` after `stop()`, or None."""
+        stop = self.ledger.ended_by()
+        return None if stop is None else stop.why.reason
+
+    @property
+    def stop_message(self) -> str:
+        """The text for the user of a stopped run, to be its last assistant message; empty until then."""
+        stop = self.ledger.ended_by()
+        return "" if stop is None else stop_message(stop)
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """The last 100 refusals, oldest first."""
+        return tuple(self.refused)
+
+    def usage(self) -> Usage:
+        """Return what the run has used so far."""
+        return self.ledger.usage()
+
+    def turn(self) -> None:
+        """Begin a model turn: call it once for each message of the model, before its calls are made.
+
+        Parallel calls of one message share a turn. Turns let `refused_turns` judge by turn, keep a call from confirming
+        itself within one message, and count towards `turn_step`.
+        """
+        self.ledger.begin_turn()
+        self.tell_stop()
+
+    def notes(self) -> list[str]:
+        """Return short texts for the model's next request, to be its last content; nothing is due: an empty list.
+
+        From `note_at` of the tightest limit on the whole run every call of this method returns the note; it reads and
+        never drains. Put it into no tool result.
+        """
+        note = self.ledger.note()
+        texts = list(note.texts)
+        share = self._frozen.limits["note_at"]
+        if note.reading and share and note.reading.used >= share * note.reading.limit:
+            texts.insert(0, converge(note.wall, note.reading))
+        return texts
+
+    def stop(self, message: str) -> None:
+        """End the run, in observe mode too: every later call is refused.
+
+        Args:
+            message: the text for the user, which `stop_message` then returns.
+        """
+        self.ledger.stop(_STOPPED, message)
+        self.tell_stop()
+
+    def bind(self, fn: Callable[P, R]) -> Callable[P, R]:
+        """Return `fn` so that it runs inside this run in any thread, executor or task.
+
+        Context variables do not reach `Thread`, `ThreadPoolExecutor.submit` or `loop.run_in_executor`; a bound function
+        brings its run along, and its spans keep the parent that is current now.
+
+        Args:
+            fn: a function of any kind: plain, coroutine, generator or async generator.
+        """
+        self.start()
+        here = _telemetry.with_run(self, _telemetry.current())
+        inside = functools.partial(Within, self, here)
+        return cast("Callable[P, R]", functools.wraps(fn)(_carrying(fn, inside)))
+
+
+def _carrying(fn: Callable[..., Any], inside: Callable[[], Within]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(fn):
+
+        async def in_task(*args: Any, **kwargs: Any) -> Any:
+            with inside():
+                return await fn(*args, **kwargs)
+
+        return in_task
+    if inspect.isgeneratorfunction(fn):
+        return lambda *args, **kwargs: drive(lambda: fn(*args, **kwargs), inside())
+    if inspect.isasyncgenfunction(fn):
+        return lambda *args, **kwargs: adrive(lambda: fn(*args, **kwargs), inside())
+
+    def in_thread(*args: Any, **kwargs: Any) -> Any:
+        with inside():
+            return fn(*args, **kwargs)
+
+    return in_thread
+
+
+def _offered(tools: tuple[Any, ...], prefixes: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return the tools by canonical name.
+
+    Raises:
+        TypeError: one of them is not decorated.
+        ValueError: two of them have one name after folding.
+    """
+    offered: dict[str, Any] = {}
+    for tool in tools:
+        known = entry_of(tool).tool
+        name = canonical(known.canonical, prefixes)
+        other = offered.setdefault(name, tool)
+        if other is not tool:
+            msg = (
+                f"two tools of this run have one name: {_where(other)} and {_where(tool)}, both {name!r} once case, "
+                "'-', '_', '.' and prefixes are folded; give one of them another name="
+            )
+            raise ValueError(msg)
+    return MappingProxyType(offered)
+
+
+def _where(tool: Any) -> str:
+    entry = entry_of(tool)
+    return f"{entry.tool.name} ({entry.function.__module__}.{entry.function.__qualname__})"
+
+
+def run(
+    agent: str | None = None,
+    *,
+    tools: Iterable[Callable[..., Any]] | None = None,
+    session: str | None = None,
+    tenant: str | None = None,
+    run_id: str | None = None,
+    mode: Literal["enforce", "observe"] | None = None,
+    profile: Profile | None = None,
+    **limits: Unpack[Limits],
+) -> Run:
+    """Open a run, the budget that an agent's calls are charged to: `with toolguard.run("assistant") as run: ...`.
+
+    Runs nest: an inner run has an allowance of its own and inherits session, tenant and mode; an explicit `hard_cap`
+    of an outer run binds all runs below it.
+
+    Args:
+        agent: the agent's name, for traces and for its table in the configuration.
+        tools: the decorated functions and bound methods that this run offers; None: all that are registered.
+        session: names what several runs belong to, such as a conversation.
+        tenant: names on whose behalf the run works.
+        run_id: the run's id; by default a new one.
+        mode: `enforce`, or `observe`, in which walls decide, mark the span and refuse nothing.
+        profile: `assistant`, `coding` or `operations`: the defaults of the limits.
+        limits: any limit of the configuration, such as `per_tool=60`. 0 switches a wall off and never means "none
+            allowed". They beat environment and configuration.
+
+    Returns:
+        The run, to be entered with `with` or `async with`.
+
+    Raises:
+        ConfigError: a limit is unknown or cannot be used; all problems are listed.
+        TypeError: something in `tools` is not decorated.
+        ValueError: two of `tools` have one name.
+    """
+    return Run(
+        agent,
+        tools=tools,
+        session=session,
+        tenant=tenant,
+        run_id=run_id,
+        mode=mode,
+        profile=profile,
+        limits=cast("Mapping[str, Any]", limits),
+    )
+
+
+def current_run() -> Run | None:
+    """Return the run that a call made here would be charged to, or None."""
+    return cast("Run | None", current_state())

@@ -1,0 +1,406 @@
+"""The run's inside: which run is current, how runs nest, and what a call needs to know of its run."""
+
+import logging
+import threading
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from typing import Any, Final
+
+from toolguard import _config, _names, _telemetry
+from toolguard._clock import Clock, monotonic
+from toolguard._identity import Hasher, new_key
+from toolguard._ledger import Counts, Ledger, collect, live_sessions
+from toolguard._refusal import Refusal, stop_message
+from toolguard._values import Refused, Stop
+from toolguard.walls import NAMES, TABLE
+
+__all__ = [
+    "CURRENT",
+    "UNCOUNTED",
+    "Frame",
+    "RunState",
+    "Within",
+    "current_state",
+    "harness",
+    "log",
+    "outside",
+    "refusing",
+    "set_clock",
+    "uncounted",
+]
+
+_logger = logging.getLogger("toolguard")
+
+VERSION: str = "0"
+"""Set by the package, which alone knows it."""
+
+CURRENT: Final[ContextVar["RunState | None"]] = ContextVar("toolguard_run", default=None)
+UNCOUNTED: Final[ContextVar[bool]] = ContextVar("toolguard_uncounted", default=False)
+
+_KEPT_REFUSALS: Final = 100
+
+_clock: Clock = monotonic
+
+
+def set_clock(clock: Clock | None) -> Clock:
+    """Replace the clock of runs that start from now on and return the former; None: the real one."""
+    global _clock  # noqa: PLW0603  one clock a process, replaced by tests alone
+    former, _clock = _clock, clock or monotonic
+    return former
+
+
+def current_state() -> "RunState | None":
+    """Return the run of this context: the context variable's or, where that was lost, OpenTelemetry's."""
+    run = CURRENT.get()
+    return _telemetry.carried() if run is None else run
+
+
+def forget_carried() -> Any:
+    """Make this context one in which OpenTelemetry carries no run; the token goes to `remember_carried`."""
+    return _telemetry.attach(_telemetry.with_run(None, _telemetry.current()))
+
+
+def remember_carried(token: Any) -> None:
+    """Undo `forget_carried`."""
+    _telemetry.detach(token)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Mark the calls inside as the harness's own: they are traced, charged to nothing, and no wall sees them.
+
+    Also after a stop and outside a run they execute.
+    """
+    token = UNCOUNTED.set(True)
+    try:
+        yield
+    finally:
+        UNCOUNTED.reset(token)
+
+
+# Totals of the process, for metrics -----------------------------------------------------------------------------------
+
+_totals: Counts = {}
+_totals_lock = threading.RLock()
+_watched = False
+
+
+def count_calls(counts: Mapping[tuple[str, str, str, str], int]) -> None:
+    """Add finished calls to the totals of the process."""
+    with _totals_lock:
+        for key, n in counts.items():
+            _totals[key] = _totals.get(key, 0) + n
+
+
+def totals() -> Counts:
+    """Return all finished calls of the process by (tool, kind, outcome, reason)."""
+    count_calls(collect(live_sessions()))
+    with _totals_lock:
+        return dict(_totals)
+
+
+def scope() -> _telemetry.Scope:
+    """Return tracer and instruments; the calls counter is offered once."""
+    global _watched  # noqa: PLW0603  an instrument is made once a process
+    if not _watched:
+        _watched = True
+        _telemetry.watch(VERSION, totals)
+    return _telemetry.scope(VERSION)
+
+
+class Frame:
+    """What a call needs to know of the place where it is made: a run or, outside one, what stands in for it.
+
+    Attributes:
+        id: the run's id; None outside a run.
+        agent: the run's agent.
+        inside: the run that the body of the call is in.
+        marks: attributes that mark the place on every span.
+    """
+
+    id: str | None
+    agent: str | None
+    inside: "RunState | None"
+    settings: _config.Settings
+    ledger: Ledger
+    hasher: Hasher
+    clock: Clock
+    tracer: Any
+    duration: Any
+    marks: Mapping[str, Any] | None = None
+
+    def tell_refusal(self, refusal: Refusal) -> None:
+        """Write a refusal to the log."""
+        log(logging.INFO, "refused: %s", refusal.reason, extra=refusal.to_dict())
+
+
+class Loose(Frame):
+    """A place without walls: outside a run, or inside `uncounted()`."""
+
+    def __init__(self, settings: _config.Settings, run: "RunState | None", why: Refused | None = None) -> None:
+        """Take identity and telemetry from `run` where there is one; `why` refuses everything."""
+        self.id, self.agent, self.inside = (run.id, run.agent, run) if run else (None, None, None)
+        self.settings = settings
+        self.ledger = Ledger((), {})
+        if why is not None:
+            self.ledger.set_stop(why)
+        self.hasher = Hasher(b"")
+        self.clock = _clock
+        self.tracer, duration = scope()
+        self.duration = duration if settings.duration_histogram else None
+
+
+OUTSIDE: Final = Refused("outside_run", None, None, "never")
+
+_outside: Loose | None = None
+_refusing: Loose | None = None
+
+
+def outside() -> Loose:
+    """Return the place of calls that are made outside a run."""
+    global _outside  # noqa: PLW0603  made anew when configuration or providers change
+    settings = _config.settings()
+    if _outside is None or _outside.settings is not settings or _outside.tracer is None:
+        _outside = Loose(settings, None)
+    return _outside
+
+
+def refusing() -> Loose:
+    """Return the place in which `outside_run = "refuse"` answers."""
+    global _refusing  # noqa: PLW0603  as above
+    settings = _config.settings()
+    if _refusing is None or _refusing.settings is not settings or _refusing.tracer is None:
+        _refusing = Loose(settings, None, OUTSIDE)
+    return _refusing
+
+
+def harness(run: "RunState | None") -> Loose:
+    """Return the place of the harness's own calls."""
+    if run is None:
+        made = Loose(_config.settings(), None)
+        made.marks = _UNCOUNTED_MARK
+        return made
+    if run.harness is None:
+        run.harness = Loose(run.settings, run)
+        run.harness.marks = _UNCOUNTED_MARK
+    return run.harness
+
+
+_UNCOUNTED_MARK: Final = {_names.UNCOUNTED: True}
+
+
+class RunState(Frame):
+    """One agent's work on one request, without its public face."""
+
+    def __init__(
+        self,
+        agent: str | None,
+        *,
+        session: str | None,
+        tenant: str | None,
+        run_id: str | None,
+        mode: str | None,
+        profile: str | None,
+        limits: Mapping[str, Any],
+    ) -> None:
+        """Check the limits now, so that a mistake shows where it was made; everything else waits for the start."""
+        self.id: str = uuid.uuid4().hex if run_id is None else run_id
+        self.agent = agent
+        self.inside = self
+        self.parent: RunState | None = None
+        self.harness: Loose | None = None
+        self.refused: deque[Refusal] = deque(maxlen=_KEPT_REFUSALS)
+        self.settings = _config.settings()
+        self._session, self._tenant, self._mode = session, tenant, mode
+        self._frozen = _config.resolve(self.settings, agent, profile=profile, mode=mode, limits=limits)
+        self._starting = threading.Lock()
+        self._started = False
+        self._span: _telemetry.RunSpan | None = None
+        self._token: Token[RunState | None] | None = None
+        self._outer: RunState | None = None
+        self._last_trace: Any = None
+        self._told: Stop | None = None
+
+    def start(self) -> "RunState":
+        """Take a place below the run that is current now, freeze the limits and open the ledger; once."""
+        with self._starting:
+            if not self._started:
+                self._start(current_state())
+                self._started = True
+        return self
+
+    def _start(self, parent: "RunState | None") -> None:
+        self.parent = parent if parent is not self else None
+        above = self.parent
+        self.session = self._session if self._session is not None or above is None else above.session
+        self.tenant = self._tenant if self._tenant is not None or above is None else above.tenant
+        self.mode = above.mode if above and self._mode is None else self._frozen.mode
+        self.ledger = Ledger(
+            TABLE,
+            self._frozen.limits,
+            parent=above.ledger if above else None,
+            observe=frozenset(NAMES) if self.mode == "observe" else self._frozen.observe,
+            local=self.settings.local,
+            own=self._frozen.tools,
+            strip_prefixes=self.settings.strip_prefixes,
+        )
+        self.hasher: Hasher = above.hasher if above else Hasher(new_key())
+        self.clock = _clock
+        self.tracer, duration = scope()
+        self.duration = duration if self.settings.duration_histogram else None
+
+    def __getattr__(self, name: str) -> Any:
+        # What only a started run has is asked for: it starts now, wherever it was not entered yet.
+        if name in _FROM_THE_START:
+            self.start()
+            return self.__dict__[name]
+        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise AttributeError(msg)
+
+    # Entering and leaving ---------------------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Make the run current in this context and open its span."""
+        if self._span is not None:
+            msg = f"the run {self.id!r} is open already; open another run, or carry this one with run.bind(fn)"
+            raise RuntimeError(msg)
+        self.start()
+        self._outer = CURRENT.get()
+        self._span = _telemetry.RunSpan(self, self.tracer, self.agent, self._start_attributes(), self._last_trace)
+        self._token = CURRENT.set(self)
+
+    def _start_attributes(self) -> dict[str, Any]:
+        attributes = {_names.OPERATION: _names.INVOKE_AGENT, _names.RUN_ID: self.id}
+        if self.agent is not None:
+            attributes[_names.AGENT] = self.agent
+        if self.session is not None:
+            attributes[_names.CONVERSATION] = self.session
+        return attributes
+
+    def leave(self, error: BaseException | None) -> None:
+        """Make the outer run current again, whatever happened, and end the span."""
+        span, token = self._span, self._token
+        if span is None or token is None:
+            return
+        innermost = self._restore(token)
+        span.leave(same_context=innermost)
+        self._last_trace = span.trace
+        self._span = self._token = None
+        name = _telemetry.type_name(error) if isinstance(error, Exception) else None
+        span.end(self._end_attributes(), name)
+        count_calls(collect([self.ledger.session]))
+        self.tell_stop()
+
+    def _restore(self, token: "Token[RunState | None]") -> bool:
+        """Undo the entering; True where this context is the one that was entered and nothing else is open in it."""
+        now = CURRENT.get()
+        try:
+            CURRENT.reset(token)
+        except ValueError:
+            if now is self:
+                CURRENT.set(self._outer)
+            _logger.warning(
+                "the run %s was left in another context than it was entered in, so calls in between may not have seen it. "
+                "Open it where the calls are made (in the endpoint or an async dependency, not in a sync one), "
+                "or carry it with run.bind(fn)",
+                self.id,
+            )
+            return False
+        if now is self:
+            CURRENT.set(self._outer)
+            return True
+        CURRENT.set(now)  # an inner run is still open; when it is left, it must not bring this one back
+        while now is not None and now._outer is not self:  # noqa: SLF001
+            now = now._outer  # noqa: SLF001
+        if now is not None and now._span is not None and self._span is not None:  # noqa: SLF001
+            now._outer = self._outer  # noqa: SLF001
+            now._span.take_over(self._span)  # noqa: SLF001
+        return False
+
+    def _end_attributes(self) -> dict[str, Any]:
+        usage, stop = self.ledger.usage(), self.ledger.ended_by()
+        attributes: dict[str, Any] = {
+            _names.RUN_CALLS: usage.executed,
+            _names.RUN_REFUSALS: usage.refused,
+            _names.RUN_STOPPED: stop is not None,
+        }
+        if stop is not None:
+            attributes[_names.STOP_REASON] = stop.why.reason
+        if self.ledger.observe:
+            attributes[_names.RUN_WOULD_REFUSE] = self.ledger.would
+        return attributes
+
+    # What is told -----------------------------------------------------------------------------------------------------
+
+    def tell_refusal(self, refusal: Refusal) -> None:
+        """Keep the refusal, and write it and a stop that it brought to the log."""
+        self.refused.append(refusal)
+        super().tell_refusal(refusal)
+        self.tell_stop()
+
+    def tell_stop(self) -> None:
+        """Write the run's end to the log, once."""
+        stop = self.ledger.sync().stopped
+        if stop is not None and self._told is not stop:
+            self._told = stop
+            log(logging.WARNING, "the run %s was stopped by %s: %s", self.id, stop.why.reason, stop_message(stop))
+
+
+_FROM_THE_START: Final = frozenset({"session", "tenant", "mode", "ledger", "hasher", "clock", "tracer", "duration"})
+
+
+def log(level: int, message: str, *args: Any, extra: Mapping[str, Any] | None = None) -> None:
+    """Log without ever raising: a filter or handler of the user's may fail."""
+    try:
+        _logger.log(level, message, *args, extra=extra)
+    except Exception:  # noqa: BLE001, S110  a call must not fail for a log record
+        pass
+
+
+class Within:
+    """Makes a run and an OpenTelemetry context current for one step, in whatever thread or task the step is made.
+
+    The context rolls: a span that the body leaves open is current again in its next step.
+
+    Attributes:
+        items: for streams, the items handed out so far.
+    """
+
+    __slots__ = ("_before", "_context", "_otel", "_run", "_token", "items")
+
+    def __init__(self, run: RunState | None, context: Any = None) -> None:
+        self._run = run
+        self._context = context
+        self.items = 0
+
+    def start(self) -> Any:
+        """Begin a stream: there is nothing to decide."""
+        return None
+
+    def end(self, value: Any) -> None:
+        """Hear that a stream ended."""
+
+    def fail(self, error: BaseException) -> Any:
+        """Hear that a stream ended early."""
+        return None
+
+    def __enter__(self) -> None:
+        run = self._run
+        self._token = None if run is None or CURRENT.get() is run else CURRENT.set(run)
+        self._before = _telemetry.current()
+        self._otel = _telemetry.attach(self._context)
+
+    def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: Any, /) -> None:
+        if kind is GeneratorExit:  # closed from outside, perhaps from another thread or task: tokens may be foreign
+            _telemetry.leave(self._context, self._before)
+            if self._token is not None and CURRENT.get() is self._run:
+                CURRENT.set(self._token.old_value if self._token.old_value is not Token.MISSING else None)
+            return
+        if self._otel is not None:
+            self._context = _telemetry.current()
+            _telemetry.detach(self._otel)
+        if self._token is not None:
+            CURRENT.reset(self._token)
