@@ -15,15 +15,13 @@ Bounds: 10 000 nodes, 32 levels, and 1 MB of text and bytes, hashed whole up to 
 is beyond is *cut* to its type, length and ends (a set, which has no ends: its length). A cut dict is read in its own order.
 """
 
-import contextlib
 import inspect
 import os
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable
-from datetime import date, datetime, time, timedelta, timezone
-from enum import Enum
+from datetime import datetime, timezone
 from functools import partial
 from hashlib import blake2b
 from itertools import chain, count, islice
@@ -386,4 +384,3 @@ def _decimal(walk: _Walk, value: Any, depth: int) -> Any:
         walk.mark(cut=True)
         return ("cut", "decimal", base.adjusted(value))
     sign, digits, exponent = base.as_tuple(value)
-    ...

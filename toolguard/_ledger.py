@@ -73,7 +73,7 @@ class Session:
         self.inside = False
         self.late: deque[tuple[Ledger, Call | None, Refused | None, int]] = deque()
         self.mileage = self.horizon = 0
-        self.counts: Counts = {}
+        self.counts: dict[tuple[str, str, str, str], list[int]] = {}
         _sessions.add(self)
 
     def stand_aside(self) -> None:
@@ -121,8 +121,14 @@ class Session:
         with self.lock:
             if self.inside:
                 return {}
-            counts, self.counts = self.counts, {}
-            return counts
+            taken = {key: cell[0] for key, cell in list(self.counts.items()) if cell[0]}
+            for cell in list(self.counts.values()):
+                cell[0] = 0
+            return taken
+
+    def count(self, key: tuple[str, str, str, str]) -> list[int]:
+        """Return the cell in which calls of this kind are counted."""
+        return self.counts.setdefault(key, [0])
 
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
@@ -165,6 +171,7 @@ class Plan:
         until: the session's mileage below which every wall of the plan certainly admits.
         identity, digest, query: which costly facts a wall of the plan reads.
         read, reserve: which counts a charge moves: `reads`, or the common reserve of sends.
+        ok: the cell that counts the calls that ended well.
         facts: what telemetry prepared for this tool in this run.
     """
 
@@ -175,7 +182,7 @@ class Plan:
         "external",
         "facts",
         "identity",
-        "key",
+        "ok",
         "places",
         "query",
         "read",
@@ -188,18 +195,18 @@ class Plan:
         "until",
     )
 
-    def __init__(self, tool: Tool, seats: list[Seat], own: int | None, *, external: bool) -> None:
+    def __init__(self, tool: Tool, seats: list[Seat], own: int | None, ok: list[int], *, external: bool) -> None:
         self.tool = tool
+        self.ok = ok
         self.external = external
         self.until = 0
         self.facts: Any = None
-        self.key = (tool.name, tool.kind, "ok", "")
         self.read = external and tool.kind == "read"
         self.reserve = external and tool.kind == "send" and own is None
         self.places = tuple(
             Place(seat.wall, seat.state, n, seat.owner)
             for seat in seats
-            if (external or seat.wall.local) and (n := seat.wall.limit(tool, seat.limits, own)) is not None
+            if external and (n := seat.wall.limit(tool, seat.limits, own)) is not None
         )
         asked = [place for place in self.places if place.wall.admit]
         self.admit = _rows("admit", self.places)
@@ -232,8 +239,8 @@ class Ledger:
     __slots__ = (
         "__weakref__",
         "_above",
-        "_names",
         "_local",
+        "_names",
         "_own",
         "_plans",
         "_prefixes",
@@ -271,7 +278,7 @@ class Ledger:
             own: limits of single tools by canonical name; they beat the decorator's.
             strip_prefixes: prefixes that a tool's canonical name loses.
         """
-        self.session = parent.session if parent else Session()
+        self.session: Session = parent.session if parent else Session()
         self.tally = Tally()
         self.lineage: tuple[Ledger, ...] = (self, *(parent.lineage if parent else ()))
         self._above = self.lineage[1:]
@@ -295,7 +302,8 @@ class Ledger:
     def _make_plan(self, tool: Tool) -> Plan:
         counted = replace(tool, canonical=canonical(tool.canonical, self._prefixes))
         own = self._own.get(counted.canonical, tool.limit)
-        made = Plan(counted, self._seats, own, external=counted.canonical not in self._local)
+        ok = self.session.count((counted.name, counted.kind, "ok", ""))
+        made = Plan(counted, self._seats, own, ok, external=counted.canonical not in self._local)
         if len(self._plans) >= _MOST_PLANS:  # a plan holds no count, so dropping them loses nothing
             self._plans = {}
         self._names.setdefault(counted.canonical, tool.name)
@@ -396,11 +404,11 @@ class Ledger:
             self._release(call, plan)
             self.count_refusal(call, GATE, outcome, at)
             return
-        key = plan.key if outcome == "ok" else (call.tool.name, call.tool.kind, outcome, "")
-        counts = self.session.counts
-        counts[key] = counts.get(key, 0) + 1
+        cell = plan.ok if outcome == "ok" else self.session.count((call.tool.name, call.tool.kind, outcome, ""))
+        cell[0] += 1
         if call.inner:  # an inner call's refusal passed on: neither success nor failure to any wall
             return
+        self.tally.settled += 1
         if plan.digest:
             self.tally.observe(call.identity, call.digest)
         for settle, s, n in plan.settle:
@@ -423,8 +431,7 @@ class Ledger:
         if why is not UNBINDABLE:
             self.refused += 1
             self.by_reason[why.reason] = self.by_reason.get(why.reason, 0) + 1
-            key = (call.tool.name, call.tool.kind, outcome, why.reason)
-            self.session.counts[key] = self.session.counts.get(key, 0) + 1
+            self.session.count((call.tool.name, call.tool.kind, outcome, why.reason))[0] += 1
         for wall, s, n, owner in call.plan.refused:
             assert wall.refused is not None  # noqa: S101  `plan.refused` holds no others
             self._heed(wall, owner, wall.refused(s, n, call, at))

@@ -81,14 +81,22 @@ ATTRIBUTES: Final = (
     Attribute(RUN_MISSING, "boolean", "call", "no run is open and `outside_run` is not `allow`", "always `true`"),
     Attribute(RUN_CALLS, "integer", "run", "at its end", "calls charged to the run"),
     Attribute(RUN_REFUSALS, "integer", "run", "at its end", "calls refused"),
-    Attribute(RUN_WOULD_REFUSE, "integer", "run", "at its end, where a wall observes", "calls that observing walls would have refused"),
+    Attribute(
+        RUN_WOULD_REFUSE, "integer", "run", "at its end, where a wall observes", "calls that observing walls would have refused"
+    ),
     Attribute(RUN_STOPPED, "boolean", "run", "at its end", "the run was stopped"),
     Attribute(STOP_REASON, "string", "run", "the run was stopped", "the wall that stopped it, or `stop`"),
     Attribute(KIND, "string", "call", "always", "`read` or `send`"),
     Attribute(EXECUTED, "boolean", "call", "always", "the function's body was entered; `false` on a refused call"),
     Attribute(REFUSED, "boolean", "call", "always", "the call was refused; the complement of `toolguard.executed`"),
     Attribute(UNCOUNTED, "boolean", "call", "inside `uncounted()`", "always `true`: traced, charged to nothing"),
-    Attribute(OUTCOME, "string", "call", "at its end", "`ok`, `error`, `refused`, `not_executed`, `cancelled`, `closed` or `abandoned`"),
+    Attribute(
+        OUTCOME,
+        "string",
+        "call",
+        "at its end",
+        "`ok`, `error`, `refused`, `not_executed`, `cancelled`, `closed` or `abandoned`",
+    ),
     Attribute(REASON, "string", "call", "refused", "the wall's name, or `gate`, `busy`, `outside_run`, `stop`"),
     Attribute(RULE, "string", "call", "refused by a wall with several rules", "which rule: `explicit`, `stuck` or `backstop`"),
     Attribute(USED, "integer", "call", "refused by a wall that counts", "what was charged, this call excluded"),
@@ -100,6 +108,12 @@ ATTRIBUTES: Final = (
 )
 
 METRICS: Final = (
-    Metric(DURATION, "histogram", "s", (TOOL, TOOL_TYPE, AGENT, ERROR_TYPE), "seconds from a call's admission to its end; executed calls only"),
+    Metric(
+        DURATION,
+        "histogram",
+        "s",
+        (TOOL, TOOL_TYPE, AGENT, ERROR_TYPE),
+        "seconds from a call's admission to its end; executed calls only",
+    ),
     Metric(CALLS, "observable counter", "{call}", (TOOL, KIND, OUTCOME, REASON), "all calls, refused ones included"),
 )

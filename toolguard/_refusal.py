@@ -1,7 +1,7 @@
 """What the model and the user read: refusals, the last message of a stopped run, and notes."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal, NoReturn
+from typing import Any, ClassVar, Final, Literal, NoReturn, Self, final
 
 from toolguard._values import Kind, Reading, Refused, Retry, Stop
 from toolguard.walls import BY_NAME
@@ -11,6 +11,7 @@ __all__ = ["Refusal", "converge", "refusal", "stop_message"]
 _FIELDS: Final = ("reason", "rule", "tool", "kind", "used", "limit", "retry", "run_id")
 
 
+@final
 class Refusal(str):
     """The answer to a call that did not execute. It is a `str`: the text that the model reads and re-plans from.
 
@@ -42,7 +43,7 @@ class Refusal(str):
     retry: Retry
     run_id: str | None
 
-    def __new__(cls, text: str, **fields: Any) -> "Refusal":
+    def __new__(cls, text: str, **fields: Any) -> Self:
         """Make a refusal with the given text and fields; a missing field is `None`."""
         self = super().__new__(cls, text)
         self.__dict__.update({name: fields.get(name) for name in _FIELDS})

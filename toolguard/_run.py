@@ -5,7 +5,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Literal, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack, cast
 
 from toolguard import _telemetry
 from toolguard._metered import entry_of
@@ -47,7 +47,7 @@ class Run(RunState):
         super().__init__(agent, **options)
         self._tools = None if tools is None else _offered(tuple(tools), self.settings.strip_prefixes)
 
-    def __enter__(self) -> "Run":
+    def __enter__(self) -> Self:
         self.enter()
         return self
 
@@ -56,7 +56,7 @@ class Run(RunState):
     ) -> None:
         self.leave(error)
 
-    async def __aenter__(self) -> "Run":
+    async def __aenter__(self) -> Self:
         self.enter()
         return self
 

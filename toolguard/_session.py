@@ -5,8 +5,9 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
+from types import TracebackType
 from typing import Any, Final
 
 from toolguard import _config, _names, _telemetry
@@ -47,7 +48,7 @@ _clock: Clock = monotonic
 
 def set_clock(clock: Clock | None) -> Clock:
     """Replace the clock of runs that start from now on and return the former; None: the real one."""
-    global _clock  # noqa: PLW0603  one clock a process, replaced by tests alone
+    global _clock
     former, _clock = _clock, clock or monotonic
     return former
 
@@ -209,7 +210,7 @@ class RunState(Frame):
         """Check the limits now, so that a mistake shows where it was made; everything else waits for the start."""
         self.id: str = uuid.uuid4().hex if run_id is None else run_id
         self.agent = agent
-        self.inside = self
+        self.inside: RunState | None = self
         self.parent: RunState | None = None
         self.harness: Loose | None = None
         self.refused: deque[Refusal] = deque(maxlen=_KEPT_REFUSALS)
@@ -235,9 +236,9 @@ class RunState(Frame):
     def _start(self, parent: "RunState | None") -> None:
         self.parent = parent if parent is not self else None
         above = self.parent
-        self.session = self._session if self._session is not None or above is None else above.session
-        self.tenant = self._tenant if self._tenant is not None or above is None else above.tenant
-        self.mode = above.mode if above and self._mode is None else self._frozen.mode
+        self.session: str | None = self._session if self._session is not None or above is None else above.session
+        self.tenant: str | None = self._tenant if self._tenant is not None or above is None else above.tenant
+        self.mode: str = above.mode if above and self._mode is None else self._frozen.mode
         self.ledger = Ledger(
             TABLE,
             self._frozen.limits,
@@ -354,10 +355,8 @@ _FROM_THE_START: Final = frozenset({"session", "tenant", "mode", "ledger", "hash
 
 def log(level: int, message: str, *args: Any, extra: Mapping[str, Any] | None = None) -> None:
     """Log without ever raising: a filter or handler of the user's may fail."""
-    try:
+    with suppress(Exception):
         _logger.log(level, message, *args, extra=extra)
-    except Exception:  # noqa: BLE001, S110  a call must not fail for a log record
-        pass
 
 
 class Within:
@@ -383,7 +382,7 @@ class Within:
     def end(self, value: Any) -> None:
         """Hear that a stream ended."""
 
-    def fail(self, error: BaseException) -> Any:
+    def fail(self, error: BaseException) -> Any:  # noqa: ARG002  the step's interface
         """Hear that a stream ended early."""
         return None
 
@@ -393,7 +392,9 @@ class Within:
         self._before = _telemetry.current()
         self._otel = _telemetry.attach(self._context)
 
-    def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: Any, /) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /
+    ) -> None:
         if kind is GeneratorExit:  # closed from outside, perhaps from another thread or task: tokens may be foreign
             _telemetry.leave(self._context, self._before)
             if self._token is not None and CURRENT.get() is self._run:

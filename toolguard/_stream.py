@@ -1,6 +1,7 @@
 """Generators driven step by step, so that nothing of ours is current while the consumer has the word."""
 
 from collections.abc import AsyncGenerator, Callable, Generator
+from types import TracebackType
 from typing import Any, Protocol
 
 __all__ = ["Step", "adrive", "drive"]
@@ -29,7 +30,9 @@ class Step(Protocol):
 
     def __enter__(self) -> Any: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any, /) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
 
 
 def drive(make: Callable[[], Generator[Any, Any, Any]], step: Step) -> Generator[Any, Any, Any]:

@@ -45,7 +45,7 @@ def _lost(where: str) -> None:
     """Say once a place that telemetry failed there."""
     if where not in _complained:
         _complained.add(where)
-        _logger.warning("OpenTelemetry failed in %s; the call went on without it", where, exc_info=True)
+        _logger.warning("OpenTelemetry failed in %s; the call went on without it", where, exc_info=True)  # noqa: LOG014  it is called where an exception is handled
 
 
 class Scope(NamedTuple):
@@ -56,7 +56,6 @@ class Scope(NamedTuple):
 
 
 _scope = Scope(None, None)
-
 
 
 def scope(version: str) -> Scope:
@@ -213,7 +212,8 @@ def open_call(
             {**facts.executed, **extra} if extra else facts.executed,
             None if link is None else [Link(link)],
         )
-        return span, trace.set_span_in_context(span, now)
+        # A span that nobody records is not made current: what is below it keeps the parent that is recorded, if any.
+        return (span, trace.set_span_in_context(span, now)) if span.is_recording() else None
     except Exception:  # noqa: BLE001
         _lost("start_span")
         return None
@@ -232,17 +232,16 @@ def close_call(
         message: the exception's text, already made safe; empty: it is not recorded.
     """
     try:
-        if span.is_recording():
-            span.set_attribute(names.OUTCOME, outcome)
-            if extra:
-                span.set_attributes(extra)
-            if error is not None:
-                span.set_attribute(names.ERROR_TYPE, error)
-                span.set_status(Status(StatusCode.ERROR))
-                event = {"exception.type": error}
-                if message:
-                    event["exception.message"] = message
-                span.add_event("exception", event)
+        span.set_attribute(names.OUTCOME, outcome)
+        if extra:
+            span.set_attributes(extra)
+        if error is not None:
+            span.set_attribute(names.ERROR_TYPE, error)
+            span.set_status(Status(StatusCode.ERROR))
+            event = {"exception.type": error}
+            if message:
+                event["exception.message"] = message
+            span.add_event("exception", event)
     except Exception:  # noqa: BLE001
         _lost("set_attribute")
     try:

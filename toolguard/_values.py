@@ -201,7 +201,7 @@ class Recent(Generic[K, V]):
         yield from (key for key in self._old if key not in self._new)
 
 
-_OUTCOMES_OF_ONE = 8
+_MOST_SEEN: Final = 8192
 
 
 class Tally:
@@ -213,23 +213,37 @@ class Tally:
         reads: the reads among `external`.
         sends: the sends among `external` that draw on the common reserve: those of tools without a limit of their own.
         by_tool: `external` by canonical tool name.
+        settled: calls that ran and ended, local ones included.
         fresh: the last settled call had an (identity, outcome) that this run had not seen.
     """
 
-    __slots__ = ("_seen", "by_tool", "external", "fresh", "reads", "sends", "tree")
+    __slots__ = ("_new", "_old", "by_tool", "external", "fresh", "reads", "sends", "settled", "tree")
 
     def __init__(self) -> None:
-        self.external = self.tree = self.reads = self.sends = 0
+        self.external = self.tree = self.reads = self.sends = self.settled = 0
         self.by_tool: dict[str, int] = {}
-        self._seen: Recent[bytes, tuple[bytes, ...]] = Recent()
+        self._new: set[bytes] = set()
+        self._old: set[bytes] = set()
         self.fresh = True
 
     def observe(self, identity: bytes, digest: bytes | None) -> None:
-        """Remember an outcome, and whether it was new. One that cannot be measured is always new."""
-        known = self._seen.get(identity) or ()
-        self.fresh = digest is None or digest not in known
-        if digest is not None and self.fresh:
-            self._seen.put(identity, (*known[1 - _OUTCOMES_OF_ONE :], digest))
+        """Remember an outcome, and whether it was new. One that cannot be measured is always new.
+
+        Two generations bound the memory; what is forgotten counts as new, so that forgetting never refuses.
+        """
+        if digest is None:
+            self.fresh = True
+            return
+        seen = identity + digest
+        new = self._new
+        if seen in new:
+            self.fresh = False
+            return
+        self.fresh = seen not in self._old
+        if len(new) >= _MOST_SEEN:
+            self._old, self._new = new, {seen}
+        else:
+            new.add(seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +297,6 @@ class Wall:
         reading: `(s, n) -> Reading`, where the limit is one on the whole run and notes should warn of it.
         beyond: what that note says of what follows the limit.
         note: `(s, n, turn) -> str | None`: a text of its own for `notes()`.
-        local: the wall also hears of calls to local tools.
     """
 
     name: str
@@ -305,7 +318,6 @@ class Wall:
     reading: Hook = None
     beyond: str = ""
     note: Hook = None
-    local: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class Stuck:
         self.top = 0
 
     def count(self, identity: bytes) -> None:
+        """Count one more run of `identity`."""
         # Past this many identities without anything new, the oldest counts say nothing any more.
         if len(self.counts) >= _MOST_COUNTS and identity not in self.counts:
             self.counts.clear()
@@ -47,7 +48,7 @@ def admit_explicit(tally: Tally, n: int, _call: Call) -> Refused | None:
     return Refused("hard_stop", tally.tree, n, "never", "explicit", stops=True) if tally.tree >= n else None
 
 
-def limit_adaptive(tool: Tool, limits: Mapping[str, Any], _own: int | None) -> Adaptive | None:
+def limit_adaptive(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> Adaptive | None:
     soft = limits["adaptive_soft"]
     if limits["hard_cap"] is not None or not soft:
         return None
@@ -68,12 +69,13 @@ def admit_adaptive(s: Stuck, n: Adaptive, call: Call) -> Refused | None:
 
 
 def settle_adaptive(s: Stuck, n: Adaptive, call: Call) -> None:
-    if not n.any_repeat:
-        if s.tally.fresh:
-            s.counts.clear()
-            s.top = 0
-        if s.tally.fresh or not call.tool.polls:
-            s.count(call.identity)
+    if n.any_repeat:
+        return
+    if s.tally.fresh:
+        s.counts = {call.identity: 1}
+        s.top = 1
+    elif not call.tool.polls:
+        s.count(call.identity)
 
 
 def charge_adaptive(s: Stuck, n: Adaptive, call: Call) -> None:

@@ -13,27 +13,25 @@ class InARow:
         calls: refused calls in a row.
         turns: closed turns in a row in which every call was refused.
         refused: refused calls of the open turn.
-        ran: a call of the open turn ran.
+        settled: executed calls when a refusal last counted, or when the open turn began.
     """
 
-    __slots__ = ("calls", "ran", "refused", "turns")
+    __slots__ = ("calls", "refused", "settled", "tally", "turns")
 
-    def __init__(self, _tally: Tally) -> None:
-        self.calls = self.turns = self.refused = 0
-        self.ran = False
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+        self.calls = self.turns = self.refused = self.settled = 0
 
 
 def limit_calls(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int | None:
     return limits["refused_calls"] or None
 
 
-def settle_calls(s: InARow, _n: int, _call: Call) -> None:
-    s.calls = 0
-
-
 def refused_calls(s: InARow, n: int, call: Call, _at: int) -> Refused | None:
     if call.turn:  # turns are marked: `refused_turns` counts
         return None
+    if s.settled != s.tally.settled:
+        s.settled, s.calls = s.tally.settled, 0
     s.calls += 1
     return Refused("refused_calls", s.calls, n, "never", stops=True) if s.calls >= n else None
 
@@ -42,20 +40,17 @@ def limit_turns(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int
     return limits["refused_turns"] or None
 
 
-def settle_turns(s: InARow, _n: int, _call: Call) -> None:
-    s.turns = 0
-    s.ran = True
-
-
 def refused_turns(s: InARow, _n: int, call: Call, _at: int) -> None:
     if call.turn:
         s.refused += 1
 
 
 def turned(s: InARow, n: int) -> Refused | None:
-    if s.refused and not s.ran:
+    if s.settled != s.tally.settled:
+        s.settled, s.turns = s.tally.settled, 0
+    elif s.refused:
         s.turns += 1
-    s.refused, s.ran = 0, False
+    s.refused = 0
     return Refused("refused_turns", s.turns, n, "never", stops=True) if s.turns >= n else None
 
 
@@ -87,9 +82,7 @@ CALLS = Wall(
     about="calls in a row that were refused, until the first marked turn; at the limit the run is **stopped**",
     text=lambda why, _tool: _text("calls", why),
     ending=lambda why: _ending("calls", why),
-    settle=settle_calls,
     refused=refused_calls,
-    local=True,
 )
 
 TURNS = Wall(
@@ -106,8 +99,6 @@ TURNS = Wall(
     about="model turns in a row in which every call was refused; at the limit the run is **stopped**",
     text=lambda why, _tool: _text("turns", why),
     ending=lambda why: _ending("turns", why),
-    settle=settle_turns,
     refused=refused_turns,
     turned=turned,
-    local=True,
 )
