@@ -1,0 +1,68 @@
+"""What every test shares: the real SDK with spans in memory, and a process that no test leaves changed."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import toolguard.testing
+
+# Providers can be set once a process, so all tests share them; what a test sees is cleared before it.
+_exporter = InMemorySpanExporter()
+_provider = TracerProvider()
+_provider.add_span_processor(SimpleSpanProcessor(_exporter))
+trace.set_tracer_provider(_provider)
+_reader = InMemoryMetricReader()
+metrics.set_meter_provider(MeterProvider([_reader]))
+
+
+class Spans:
+    """The spans that ended in this test."""
+
+    def all(self) -> tuple[ReadableSpan, ...]:
+        return _exporter.get_finished_spans()
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.all() if span.name == name]
+
+    def calls(self) -> list[ReadableSpan]:
+        return [span for span in self.all() if span.name.startswith("execute_tool ")]
+
+    def runs(self) -> list[ReadableSpan]:
+        return [span for span in self.all() if span.name.startswith("invoke_agent")]
+
+
+@pytest.fixture(autouse=True)
+def _apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("TOOLGUARD_CONFIG", "TOOLGUARD_REQUIRE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    with toolguard.testing.isolated():
+        yield
+
+
+@pytest.fixture
+def spans() -> Spans:
+    _exporter.clear()
+    return Spans()
+
+
+@pytest.fixture
+def metric_reader() -> InMemoryMetricReader:
+    return _reader
+
+
+@pytest.fixture
+def provider() -> TracerProvider:
+    return _provider
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.DEBUG, logger="toolguard")
+    return caplog
