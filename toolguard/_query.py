@@ -13,24 +13,21 @@ Literals in a template (`{{ ref('orders') }}`) count, since they mostly name tab
 The dialect is not known. sqlglot's base tokenizer, told of the quotes that few dialects contradict, writes the text
 again with one kind of quote and no comments, and a scanner of our own reads that. Where the tokenizer fails (a quote
 that never ends) it tries once more with backslash escapes; where that fails too, or without sqlglot, the scanner reads
-the text as it is. sqlglot's parser is never used: it recurses, and takes seconds where the tokenizer takes milliseconds.
+the text as it is. sqlglot's parser is never used: it recurses, and is a hundred times slower.
 """
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
 from os import urandom
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from sqlglot import Tokenizer
+from typing import Any, Final
 
 __all__ = ["available", "shape"]
 
 _BOUND: Final = 1 << 16  # characters, or bytes
-_END: Final = 1 << 15
 _KEPT: Final = 512
 
 _VALUE: Final = "?"
@@ -40,8 +37,8 @@ _NAMING: Final = frozenset({"from", "join", "into", "update", "table", "."})
 # After these a value follows and no operator: a sign belongs to the number, `%s` is no remainder, `[x]` no index.
 _OPENING: Final = frozenset(
     "= < > ! ~ + - * / % ^ & | , ( [ { : ; all and any between by case distinct div else escape except for from "  # noqa: SIM905
-    "glob having ilike in intersect interval like limit mod next not offset on or qualify regexp return returning rlike "
-    "select set some then to top union using values when where with xor".split()
+    "glob having ilike in intersect interval like limit mod next not offset on or qualify regexp return returning "
+    "rlike select set some then to top union using values when where with xor".split()
 )
 # Each alternative is linear, also where it fails: no two adjacent repeats can take the same characters.
 _SCAN: Final = re.compile(
@@ -50,7 +47,7 @@ _SCAN: Final = re.compile(
     | (?P<word> (?!(?:[bernx]|u&)')[^\W\d][\w$]*+ | [(),=*+<>!&|~^/-] | \.(?![0-9]) )
     | (?P<value> (?:[bernx]|u&)?(?:(?:'[^']*+')++(?:'[^']*\Z)?|'[^']*\Z) | \$(?P<tag>\w*)\$[^$]*+\$(?P=tag)\$
         | 0(?:x[0-9a-f_]+|b[01_]+|o[0-7_]+)\b
-        | (?:(?<![\w"'?)\]])\.)?[0-9][0-9_.]*(?:e[+-]?[0-9]+)?(?:bd|[dflsy])?(?!\w)
+        | (?:(?<![\w"'?)\]])\.)?[0-9](?:_?[0-9.])*(?:e[+-]?[0-9]+)?(?:bd|[dflsy])?(?!\w)
         | \?[0-9]* | \$\w+ | (?<![\w"'?)\]:]):\w+ )
     | (?P<variable> (?<![\w"'?)\]@])@\w+ )
     | (?P<format> %s\b | %\(\w+\)s\b )
@@ -113,18 +110,17 @@ def _excerpt(sql: object) -> tuple[str, ...]:
     if kind is None:
         return ()
     size = kind.__len__(sql)
-    cuts = (slice(None),) if size <= _BOUND else (slice(_END), slice(-_END, None))
+    cuts = (slice(None),) if size <= _BOUND else (slice(_BOUND // 2), slice(-_BOUND // 2, None))
     parts = [kind.__getitem__(sql, cut) for cut in cuts]
     texts = [part if kind is str else part.decode("utf-8", "surrogateescape") for part in parts]
-    return (*texts, str(size)) if size > _BOUND else (texts[0],)
+    return (*texts, str(size)) if len(texts) > 1 else tuple(texts)
 
 
 def _recall(text: str) -> bytes:
     key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=_key).digest()
     known = _known.get(key)
     if known is None:
-        words = _Scanner().read(_rewritten(text.removeprefix("\ufeff")))
-        known = _digest(b"query", " ".join(_fold(words)))
+        known = _digest(b"query", " ".join(_fold(_Scanner().read(_rewritten(text.removeprefix("\ufeff"))))))
         if len(_known) >= _KEPT:
             # Forgetting one by one needs a lock or an order; forgetting all costs one more reading in 512.
             _known.clear()
@@ -133,13 +129,11 @@ def _recall(text: str) -> bytes:
 
 
 @cache
-def _grammar() -> "tuple[tuple[type[Tokenizer], ...], dict[int, str]]":
+def _grammar() -> tuple[tuple[Callable[[], Any], ...], dict[int, str]]:
     """Return the tokenizers to try, and the quotes in which their tokens are written again."""
-    try:
-        from sqlglot import Tokenizer  # noqa: PLC0415  100 ms, and only for tools that declare a query
-        from sqlglot import TokenType as Kind  # noqa: PLC0415  as above
-    except Exception:  # noqa: BLE001  not installed, or broken: the scanner still tells shapes apart
-        return (), {}
+    from sqlglot import Tokenizer  # noqa: PLC0415  100 ms, and only for tools that declare a query
+    from sqlglot import TokenType as Kind  # noqa: PLC0415  as above
+
     standard = {
         # A command would take the rest of its statement for a text, and commands in commands overflow the C stack.
         "COMMANDS": set(),
@@ -153,14 +147,15 @@ def _grammar() -> "tuple[tuple[type[Tokenizer], ...], dict[int, str]]":
     }
     escaped = {**standard, "STRING_ESCAPES": ["'", "\\"], "NESTED_COMMENTS": False}
     literals = (Kind.STRING, Kind.NATIONAL_STRING, Kind.BYTE_STRING, Kind.RAW_STRING)
-    return (
-        (type("_Standard", (Tokenizer,), standard), type("_Escaped", (Tokenizer,), escaped)),
-        {**dict.fromkeys(literals, "'"), Kind.IDENTIFIER: '"'},
-    )
+    tokenizers = (type("_Standard", (Tokenizer,), standard), type("_Escaped", (Tokenizer,), escaped))
+    return tokenizers, {**dict.fromkeys(literals, "'"), Kind.IDENTIFIER: '"'}
 
 
 def _rewritten(text: str) -> str:
-    tokenizers, quotes = _grammar()
+    try:
+        tokenizers, quotes = _grammar()
+    except Exception:  # noqa: BLE001  not installed, or broken: the scanner still tells shapes apart
+        return text
     for tokenizer in reversed(tokenizers) if "\\'" in text else tokenizers:
         try:
             return _rewrite(tokenizer(), text, quotes)
@@ -169,7 +164,7 @@ def _rewritten(text: str) -> str:
     return text
 
 
-def _rewrite(tokenizer: "Tokenizer", text: str, quotes: dict[int, str]) -> str:
+def _rewrite(tokenizer: Any, text: str, quotes: dict[int, str]) -> str:
     """Write the text again with literals in `'`, names in `"`, one space for each gap, and no comments."""
     parts: list[str] = []
     end, before = -1, ""
@@ -198,7 +193,7 @@ class _Scanner:
             if kind == "word":
                 words.append(match[0].casefold())
             elif kind != "gap":
-                _RULES[kind](self, match[0])
+                getattr(self, kind or "rest")(match[0])
         return words[:-1] if words and words[-1] == ";" else words
 
     def _before(self) -> str:
@@ -214,10 +209,7 @@ class _Scanner:
         words.append(_VALUE)
 
     def variable(self, text: str) -> None:
-        if self._before() in _NAMING:
-            self.rest(text)
-        else:
-            self.value(text)
+        (self.rest if self._before() in _NAMING else self.value)(text)
 
     def format(self, text: str) -> None:
         if self._before() in _OPENING:
@@ -243,20 +235,13 @@ class _Scanner:
             self._words.append(text.casefold())
 
 
-_RULES: Final[dict[str | None, Callable[[_Scanner, str], None]]] = {
-    kind: vars(_Scanner)[kind] for kind in ("value", "variable", "format", "quoted", "bracketed", "braces", "rest")
-}
-
-
+@dataclass(slots=True)
 class _List:
     """An open bracket, and where in the output its present item begins."""
 
-    __slots__ = ("kind", "seen", "start")
-
-    def __init__(self, kind: str, start: int) -> None:
-        self.kind = kind  # "in", "values" (the rows), "row", "[", or "(" for every other
-        self.start = start
-        self.seen: set[str] = set()
+    kind: str  # "in", "values" (the rows), "row", "[", or "(" for every other
+    start: int
+    seen: set[str] = field(default_factory=set)
 
     def end_item(self, out: list[str]) -> None:
         """Keep one word for the item just read, or none if the list has had its like."""
