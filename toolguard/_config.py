@@ -1,6 +1,5 @@
 """The only reader of files and environment. One table of keys, most of them the walls', drives everything here."""
 
-import difflib
 import logging
 import math
 import os
@@ -122,7 +121,9 @@ def _either(choices: tuple[str, ...]) -> str:
 
 
 def _hint(word: object, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6) if isinstance(word, str) else []
+    from difflib import get_close_matches  # noqa: PLC0415  only where something is wrong
+
+    near = get_close_matches(str(word), list(known), n=1, cutoff=0.6) if isinstance(word, str) else []
     return f" (did you mean {near[0]}?)" if near else ""
 
 

@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
-from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
 import wrapt
 
@@ -81,14 +81,25 @@ class Metered(_Same, wrapt.FunctionWrapper[Any, Any]):
         self._self_entry = entry
         self._self_go = caller(entry)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._self_go(self.__wrapped__, args, kwargs, NO_HEAD)
-
     def __set_name__(self, owner: type, name: str) -> None:
         self._self_entry.method = not isinstance(self.__wrapped__, staticmethod)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _qualified_name(self)
+
+
+def _wrap(function: Any, entry: Entry) -> Metered:
+    """Put the wrapper around a function: a class of its own, whose `__call__` holds all that it needs.
+
+    Looking the same up on the instance would cost every call 0.2 µs.
+    """
+
+    def __call__(_self: Metered, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  it becomes the class's
+        return go(function, args, kwargs, NO_HEAD)
+
+    made: Any = type("Metered", (Metered,), {"__call__": __call__, "__module__": __name__})(function, entry)
+    go = made._self_go
+    return cast("Metered", made)
 
 
 def _qualified_name(tool: Any) -> str:
@@ -182,7 +193,7 @@ def metered(
         if isinstance(function, (Metered, BoundMetered)):
             return _again(function, options)
         _must_be_function(function)
-        tool = Metered(function, Entry(_underlying(function), options))
+        tool = _wrap(function, Entry(_underlying(function), options))
         _registry.add(tool, tool._self_entry.spec)
         return tool
 

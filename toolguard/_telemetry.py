@@ -1,6 +1,7 @@
 """The only room that knows OpenTelemetry. Whatever it does may fail, and then loses telemetry and nothing else."""
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -83,6 +84,8 @@ def watch(version: str, totals: Callable[[], Mapping[tuple[str, str, str, str], 
     """Offer the calls counter, fed from `totals` when somebody collects: a synchronous counter costs 10 µs a call."""
 
     def observe(_options: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
+        while _record_next():
+            pass
         for (tool, kind, outcome, reason), n in totals().items():
             attributes = {names.TOOL: tool, names.KIND: kind, names.OUTCOME: outcome}
             if reason:
@@ -297,15 +300,34 @@ def record_refusal(
         return None
 
 
+_waiting: deque[tuple[metrics.Histogram, float, Mapping[str, Any], Context | None]] = deque()
+_MOST_WAITING: Final = 2048
+
+
 def record_duration(
     duration: metrics.Histogram, facts: CallFacts, seconds: float, error: str | None, context: Context | None
 ) -> None:
-    """Record how long a call took, in seconds, with its span at hand for an exemplar."""
+    """Record how long a call took, in seconds, with its span at hand for an exemplar.
+
+    Recording costs about 10 µs, so it waits until somebody collects; what a collector leaves waiting too long is recorded
+    by the calls themselves.
+    """
+    attributes = facts.metric if error is None else {**facts.metric, names.ERROR_TYPE: error}
+    _waiting.append((duration, seconds, attributes, context))
+    if len(_waiting) > _MOST_WAITING:
+        _record_next()
+
+
+def _record_next() -> bool:
     try:
-        attributes = facts.metric if error is None else {**facts.metric, names.ERROR_TYPE: error}
+        duration, seconds, attributes, context = _waiting.popleft()
+    except IndexError:
+        return False
+    try:
         duration.record(seconds, attributes, context)
     except Exception:  # noqa: BLE001
         _lost("record")
+    return True
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,224 @@
+"""The cases of one process: providers can be set only once, so each telemetry mode is a process of its own."""
+
+import functools
+import gc
+import json
+import logging
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import wrapt
+from opentelemetry import metrics, trace
+
+import toolguard
+from tests.bench.timing import Case, measure
+from toolguard.testing import isolated
+
+# Limits on, and so high that no call is refused: every wall of the profile is asked and charged.
+HIGH = {"per_tool": 10**9, "aggregate": 10**9, "delivery": 10**9, "adaptive_soft": 10**9, "turn_step": 50}
+
+ATTRIBUTES = {
+    "gen_ai.operation.name": "execute_tool",
+    "gen_ai.tool.name": "search",
+    "gen_ai.tool.type": "function",
+    "gen_ai.agent.name": "assistant",
+    "gen_ai.tool.call.id": "call_1",
+    "toolguard.tool.kind": "read",
+    "toolguard.run.id": "0123456789abcdef0123456789abcdef",
+    "toolguard.refused": False,
+    "toolguard.executed": True,
+    "toolguard.call.outcome": "ok",
+}
+
+
+def search(query: str, limit: int = 20) -> str:
+    """Return what a small tool returns."""
+    return "one line of text"
+
+
+def providers(mode: str) -> Callable[[], None] | None:
+    """Set what the mode says: nothing, an SDK that samples nothing, one with a batch processor, or that and metrics.
+
+    Returns:
+        What collects the metrics, as a reader's own thread does every minute.
+    """
+    if mode == "no-sdk":
+        return None
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
+
+    class Null(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider(sampler=ALWAYS_OFF if mode == "sampled-out" else ALWAYS_ON)
+    provider.add_span_processor(BatchSpanProcessor(Null()))
+    trace.set_tracer_provider(provider)
+    if mode == "metrics":
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+        metrics.set_meter_provider(MeterProvider([_reader := InMemoryMetricReader()]))
+        return _reader.collect
+    return None
+
+
+def reference() -> Callable[..., Any]:
+    """Return the tool under wrapt and a bare span with ten attributes."""
+    tracer = trace.get_tracer("reference")
+
+    @wrapt.decorator
+    def spanned(wrapped: Any, _instance: Any, args: Any, kwargs: Any) -> Any:
+        with tracer.start_as_current_span("execute_tool search", attributes=ATTRIBUTES):
+            return wrapped(*args, **kwargs)
+
+    return spanned(search)
+
+
+def repeat(fn: Callable[..., Any]) -> Case:
+    """Call with new arguments each time, as a model does."""
+    numbers = iter(range(10**12))
+
+    def case(calls: int) -> None:
+        for _ in range(calls):
+            fn("invoice", limit=next(numbers))
+
+    return case
+
+
+@contextmanager
+def in_run(*, histogram: bool = True) -> Iterator[None]:
+    """Open a run of the assistant profile with its walls on."""
+    with isolated({"telemetry": {"duration_histogram": histogram}}), toolguard.run("assistant", **HIGH):
+        yield
+
+
+def metered() -> Callable[..., Any]:
+    """Return the tool as users decorate it."""
+    return toolguard.metered(kind="read")(search)
+
+
+def span_cost(mode: str, rounds: int) -> dict[str, float]:
+    """Rows 1 to 3: a call in a run over the bare span."""
+    providers(mode)
+    with in_run():
+        timed = measure({"metered": repeat(metered()), "bare": repeat(reference())}, calls=200, rounds=rounds)
+    return {"ratio": timed["metered"].over(timed["bare"]), "us": timed["metered"].us, "bare_us": timed["bare"].us}
+
+
+def outside(rounds: int) -> dict[str, float]:
+    """Row 4: without a run."""
+    providers("batch")
+
+    @functools.wraps(search)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return search(*args, **kwargs)
+
+    tool = metered()
+    with isolated({"outside_run": "allow"}):
+        allow = measure({"allow": repeat(tool), "wraps": repeat(wrapped)}, calls=2000, rounds=rounds)
+    with isolated({"outside_run": "warn"}):
+        warn = measure({"warn": repeat(tool), "bare": repeat(reference())}, calls=200, rounds=rounds)
+    return {
+        "allow": allow["allow"].over(allow["wraps"]),
+        "allow_us": allow["allow"].us,
+        "warn": warn["warn"].over(warn["bare"]),
+        "warn_us": warn["warn"].us,
+    }
+
+
+def many_calls(rounds: int) -> dict[str, float]:
+    """Row 5: what the 100 000th call costs over the 10th, in time and memory."""
+    tool = metered()
+    with isolated():
+        old = toolguard.run("old", **HIGH)
+        late = repeat(old.bind(tool))
+        # The tables are bounded by generations of 8192 entries. Memory is compared at two moments of the same age, both
+        # after the first generation was let go: in between it swings by one generation.
+        tracemalloc.start()
+        late(4 * 8192)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        late(8 * 8192)
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        young = [toolguard.run("young", **HIGH) for _ in range(rounds + 1)]
+        for run in young:
+            repeat(run.bind(tool))(10)
+        waiting = iter([repeat(run.bind(tool)) for run in young])
+        timed = measure({"late": late, "early": lambda calls: next(waiting)(calls)}, calls=500, rounds=rounds)
+    return {"ratio": timed["late"].over(timed["early"]), "bytes_per_call": grown / (8 * 8192)}
+
+
+def threads(rounds: int) -> dict[str, float]:
+    """Row 6: eight threads on one run over one thread, wall time per call, and the limit exact meanwhile."""
+    providers("batch")
+    tool = metered()
+    calls = 1000
+
+    def timed(workers: int) -> float:
+        with isolated(), toolguard.run("assistant", **HIGH) as run:
+            barrier = threading.Barrier(workers + 1)
+
+            def work(number: int) -> None:
+                barrier.wait()
+                for i in range(calls):
+                    tool("invoice", limit=number * calls + i)
+
+            pool = [threading.Thread(target=run.bind(work), args=(n,)) for n in range(workers)]
+            for thread in pool:
+                thread.start()
+            barrier.wait()
+            begin = time.perf_counter()
+            for thread in pool:
+                thread.join()
+            spent = time.perf_counter() - begin
+            assert run.usage().executed == workers * calls
+        return spent / (workers * calls)
+
+    ratios = sorted(timed(8) / timed(1) for _ in range(max(5, rounds // 4)))
+    return {"ratio": ratios[len(ratios) // 2], "exact": float(_exact(tool))}
+
+
+def _exact(tool: Callable[..., Any]) -> bool:
+    with isolated(), toolguard.run("assistant", **(HIGH | {"per_tool": 1000, "refused_calls": 0})) as run:
+        work = run.bind(lambda number: [tool("invoice", limit=number * 1000 + i) for i in range(1000)])
+        pool = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in pool:
+            thread.start()
+        for thread in pool:
+            thread.join()
+        return run.usage().executed == 1000 and run.usage().refused == 7000
+
+
+def histogram(rounds: int) -> dict[str, float]:
+    """Row 9: what the duration histogram adds to the ratio of row 1."""
+    collect = providers("metrics")
+    with in_run(histogram=True):
+        cases = {"metered": repeat(metered()), "bare": repeat(reference())}
+        on = measure(cases, calls=200, rounds=rounds, between=collect)
+    with in_run(histogram=False):
+        off = measure({"metered": repeat(metered()), "bare": repeat(reference())}, calls=200, rounds=rounds)
+    return {"added": on["metered"].over(on["bare"]) - off["metered"].over(off["bare"])}
+
+
+MEASURES: dict[str, Callable[[int], dict[str, float]]] = {
+    "batch": lambda rounds: span_cost("batch", rounds),
+    "no-sdk": lambda rounds: span_cost("no-sdk", rounds),
+    "sampled-out": lambda rounds: span_cost("sampled-out", rounds),
+    "outside": outside,
+    "many-calls": many_calls,
+    "threads": threads,
+    "histogram": histogram,
+}
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    print(json.dumps(MEASURES[sys.argv[1]](int(sys.argv[2]))))
