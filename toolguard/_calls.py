@@ -18,7 +18,7 @@ from toolguard._identity import binder
 from toolguard._ledger import GATE, UNBINDABLE, Plan
 from toolguard._refusal import Refusal, refusal
 from toolguard._registry import Spec
-from toolguard._session import CURRENT, UNCOUNTED, Frame, Within, current_state, harness, log, outside, refusing
+from toolguard._session import CURRENT, UNCOUNTED, Frame, Within, harness, log, outside, refusing
 from toolguard._stream import adrive, drive
 from toolguard._values import Call, Kind, Outcome, Refused, Tool, canonical
 
@@ -32,7 +32,7 @@ NO_HEAD: Final[tuple[Any, ...]] = ()
 
 _TOOL_ERROR: Final = "tool_error"
 
-# What is known of a tool -----------------------------------------------------------------------------------------------------------
+# What is known of a tool ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -408,7 +408,7 @@ class _Streamed(Within):
         self._call, self._context = call, call.context
         return None
 
-    def end(self, value: Any) -> None:
+    def end(self, value: Any) -> None:  # noqa: ARG002  what a generator returns was handed on already
         assert self._call is not None  # noqa: S101  `start` made it
         finish_stream(self._made.run, self._call, self.items)
 

@@ -22,6 +22,7 @@ __all__ = [
     "Settings",
     "configure",
     "from_mapping",
+    "is_bare_outside",
     "replace",
     "resolve",
     "settings",
@@ -33,6 +34,8 @@ Mode = Literal["enforce", "observe"]
 OutsideRun = Literal["warn", "allow", "refuse"]
 RefusedStatus = Literal["unset", "error"]
 
+_MOST_SHOWN: Final = 60
+_MOST_DIGITS: Final = 24
 _MOST_BYTES: Final = 1 << 20
 _MOST_CALLS: Final = 1 << 63
 _RESERVED: Final = frozenset({"CONFIG", "REQUIRE_CONFIG", "SHARED_STORE", "RECORD", "TRACE_URL"})
@@ -111,7 +114,7 @@ def _shown(value: object) -> str:
         return str(value)
     if isinstance(value, (int, float, str)):
         text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "so large a number"
-        return text if len(text) <= 60 else text[:57] + "…" + text[-1]
+        return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "…" + text[-1]
     kinds = {list: "a list", dict: "a table", tuple: "a list", type(None): "nothing"}
     return kinds.get(type(value), f"a {type(value).__name__}")
 
@@ -160,7 +163,8 @@ OPTIONS: Final[Mapping[str, Option]] = MappingProxyType(
             "warn",
             _choice(get_args(OutsideRun)),
             "",
-            "What a call outside a run does: `warn` executes, traces and logs once, `allow` is the bare function, `refuse` refuses.",
+            "What a call outside a run does: `warn` executes, traces and logs once a tool, `allow` is the bare function, "
+            "`refuse` refuses.",
         ),
         "local": Option(frozenset(), _tool_names, "", "Tools that no wall counts, such as a scratch pad."),
         "strip_prefixes": Option((), _texts, "", "Prefixes that a tool's name loses before it is counted."),
@@ -170,7 +174,12 @@ OPTIONS: Final[Mapping[str, Option]] = MappingProxyType(
             "telemetry",
             "Status of a refused call's span; `error` makes it red and counts it in error rates.",
         ),
-        "duration_histogram": Option(True, _flag, "telemetry", "Record `gen_ai.execute_tool.duration`, about 10 µs a call."),
+        "duration_histogram": Option(
+            True,  # noqa: FBT003  a default
+            _flag,
+            "telemetry",
+            "Record `gen_ai.execute_tool.duration`, about 10 µs a call.",
+        ),
     }
 )
 
@@ -376,7 +385,7 @@ def _parsed(text: str, name: str) -> object:
     key = KEYS.get(name)
     if key is None or key.choices:
         return text
-    if text.isascii() and text.isdigit() and len(text) < 25:
+    if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
         return int(text)
     try:
         return float(text) if key.share else text
@@ -566,9 +575,14 @@ def settings() -> Settings:
     return cast("Settings", _settings)
 
 
+def is_bare_outside() -> bool:
+    """Say whether a call outside a run is the bare function: `outside_run = "allow"`."""
+    return (_settings or settings()).outside_run == "allow"
+
+
 def replace(made: Settings | None) -> Settings | None:
     """Put other settings in force (None: read them at the next use) and return the former."""
-    global _settings  # noqa: PLW0603  as in `configure`
+    global _settings
     with _lock:
         former, _settings = _settings, made
     return former

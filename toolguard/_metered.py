@@ -6,10 +6,11 @@ from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, cast, o
 
 import wrapt
 
-from toolguard import _registry
+from toolguard import _config, _registry, _telemetry
 from toolguard._calls import NO_HEAD, Entry, Options, Query, caller
 from toolguard._refusal import Refusal
 from toolguard._registry import Spec
+from toolguard._session import CURRENT, UNCOUNTED
 
 __all__ = ["BoundMetered", "Metered", "entry_of", "metered", "spec"]
 
@@ -93,8 +94,12 @@ def _wrap(function: Any, entry: Entry) -> Metered:
 
     Looking the same up on the instance would cost every call 0.2 µs.
     """
+    get_run, get_uncounted = CURRENT.get, UNCOUNTED.get
+    allowed, carried = _config.is_bare_outside, _telemetry.carried
 
     def __call__(_self: Metered, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  it becomes the class's
+        if get_run() is None and allowed() and carried() is None and not get_uncounted():
+            return function(*args, **kwargs)
         return go(function, args, kwargs, NO_HEAD)
 
     made: Any = type("Metered", (Metered,), {"__call__": __call__, "__module__": __name__})(function, entry)

@@ -39,6 +39,8 @@ _SUPPRESS: Final = "suppress_instrumentation"
 
 _DURATION_BUCKETS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 
+_get_current = otel_context.get_current  # looked up once: it is on the path of every call outside a run
+
 _complained: set[str] = set()
 
 
@@ -121,7 +123,7 @@ def current() -> Context | None:
 def carried() -> Any:
     """Return the run that the OpenTelemetry context carries, or None."""
     try:
-        return otel_context.get_current().get(_RUN_KEY)
+        return _get_current().get(_RUN_KEY)
     except Exception:  # noqa: BLE001
         _lost("get_current")
         return None
