@@ -90,7 +90,7 @@ def _tool(function: Any, options: Options) -> Tool:
         cure = "give it one with name=" if options.name is None else "choose another"
         msg = f"@metered: {name!r} is no tool name; model APIs take 1 to 64 of A-Z a-z 0-9 _ -, so {cure}"
         raise ValueError(msg)
-    limit = options.limit
+    limit: Any = options.limit  # whatever the program wrote
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit < 1 << 63):
         msg = f"@metered: limit of {name} must be a whole number of calls from 0 (off), not {limit!r}"
         raise ValueError(msg)
@@ -436,7 +436,7 @@ def _elsewhere(entry: Entry) -> Frame | None:
     if UNCOUNTED.get():
         return harness(run)
     if run is not None:
-        return run  # type: ignore[no-any-return]  only runs are put there
+        return run  # only runs are put there
     policy = _config.settings().outside_run
     if policy == "allow":
         return None

@@ -572,7 +572,7 @@ def settings() -> Settings:
         with _lock:
             if _settings is None:
                 return configure()
-    return cast("Settings", _settings)
+    return _settings
 
 
 def is_bare_outside() -> bool:

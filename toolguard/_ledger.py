@@ -370,7 +370,9 @@ class Ledger:
 
     def _ask_all(self, call: Call, plan: Plan) -> Refused | None:
         """Hear every wall, so that the order names a refusal and decides nothing."""
-        said = [(why, p) for p in plan.places if p.wall.admit and (why := p.wall.admit(p.state, p.n, call))]
+        said: list[tuple[Refused, Place]] = [
+            (why, p) for p in plan.places if p.wall.admit and (why := p.wall.admit(p.state, p.n, call))
+        ]
         hard = [(why, p) for why, p in said if p.wall.name not in p.owner.observe]
         if not hard:
             call.would = said[0][0]
