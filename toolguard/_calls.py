@@ -1,6 +1,7 @@
 """One call: bind → admit → span → body → settle. What can be known at decoration is computed there."""
 
 import inspect
+import json
 import logging
 import re
 import types
@@ -61,32 +62,49 @@ class Entry:
         """Check what the decorator was told and compute what calls need."""
         self.function = function
         self.options = options
-        self.signature = _registry.signature_of(function)
+        bare = function.__func__ if isinstance(function, types.MethodType) else function
+        self.signature = _registry.signature_of(bare)
         self.parameters = tuple(self.signature.parameters)
-        self.bind = binder(function, self.signature)
-        self.method = False
+        self.bind = binder(bare, self.signature)
+        self.method = bare is not function or _looks_like_method(bare, self.parameters)
         self.warned = False
         self.tool = _tool(function, options)
         self.failed = options.failed or _reports_failure
         self.counted = _counted(self.parameters, options.ignore)
         self.query = _query_facts(options.query, self.parameters)
         # A plain function's signature is the truth; one that was wrapped may accept what its signature does not say.
-        self.truthful = isinstance(function, types.FunctionType) and not hasattr(function, "__wrapped__")
-        self.truthful = self.truthful and not hasattr(function, "__signature__")
+        self.truthful = isinstance(bare, types.FunctionType) and not hasattr(bare, "__wrapped__")
+        self.truthful = self.truthful and not hasattr(bare, "__signature__")
 
     @cached_property
     def spec(self) -> Spec[..., Any]:
         """The public description."""
         return Spec(self.tool.name, self.tool.kind, self.function, self.tool)
 
-    def values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    def values(self, head: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Unbound | None":
         """Bind where `bind` could not; None: the function itself will raise the `TypeError`."""
-        return None if self.truthful else (args, dict(kwargs))
+        if self.truthful:
+            return None
+        if self.method and not head:
+            head, args = args[:1], args[1:]
+        return Unbound((*head, args, dict(kwargs)))
+
+
+class Unbound(tuple[Any, ...]):
+    """The arguments of a call that the signature does not describe: the receiver, if any, then args and kwargs."""
+
+    __slots__ = ()
+
+
+def _looks_like_method(function: Any, parameters: tuple[str, ...]) -> bool:
+    """Say whether a function stands in a class and takes a receiver; another decorator above may hide that later."""
+    place = function.__qualname__.rpartition(".")[0]
+    return bool(place) and not place.endswith("<locals>") and parameters[:1] in {("self",), ("cls",)}
 
 
 def _tool(function: Any, options: Options) -> Tool:
     name = options.name if options.name is not None else function.__name__
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         cure = "give it one with name=" if options.name is None else "choose another"
         msg = f"@metered: {name!r} is no tool name; model APIs take 1 to 64 of A-Z a-z 0-9 _ -, so {cure}"
         raise ValueError(msg)
@@ -144,11 +162,11 @@ def begin(entry: Entry, run: Frame, values: tuple[Any, ...], turn: int, started:
     plan = ledger.plan(entry.tool)
     identity, query = b"", None
     if plan.identity:
-        counted = values if entry.counted is None else entry.counted(values)
-        if method and counted:
-            counted = (run.hasher.receiver(values[0]), *counted[1:])
+        counted = (run.hasher.receiver(values[0]), *values[1:]) if method and values else tuple(values)
+        if entry.counted is not None and type(values) is not Unbound:
+            counted = entry.counted(counted)
         identity = run.hasher.identity(entry.tool.name, counted)
-    if plan.query:
+    if plan.query and type(values) is not Unbound:
         query = _shape(entry, run, values)
     call = Call(plan.tool, plan, identity, query, turn, started)
     why = ledger.admit(call, plan)
@@ -259,7 +277,7 @@ def fail(
     extra: dict[str, Any] = {} if items is None else {_names.STREAM_ITEMS: items}
     if isinstance(error, NotExecuted):
         answer = refusal(GATE, entry.tool.name, entry.tool.kind, run.id, error.message)
-        extra |= {_names.EXECUTED: False, _names.REASON: GATE.reason, _names.RETRY: GATE.retry}
+        extra |= {_names.EXECUTED: False, _names.REFUSED: True, _names.REASON: GATE.reason, _names.RETRY: GATE.retry}
         run.tell_refusal(answer)
     elif run.duration is not None:
         _record_duration(run, call, name)
@@ -279,7 +297,8 @@ def _outcome(error: BaseException) -> Outcome:
 
 def _message(error: BaseException) -> str:
     try:
-        return str(_content.result(str(error)))
+        text: str = json.loads(_content.result(str(error)))
+        return text.encode("utf-8", "backslashreplace").decode()
     except Exception:  # noqa: BLE001  an exception's own `__str__` may raise
         return ""
 
@@ -303,8 +322,9 @@ def _sync(entry: Entry) -> Callable[..., Any]:
         try:
             values = bind(*head, *args, **kwargs)
         except TypeError:
-            if (values := _rebind(entry, run, args, kwargs)) is None:
-                return fn(*args, **kwargs)
+            values = None  # what the function raises must not have this error as its context
+        if values is None and (values := _rebind(entry, run, head, args, kwargs)) is None:
+            return fn(*args, **kwargs)
         call = begin(entry, run, values, run.ledger.turn, tick(), method=entry.method or head is not NO_HEAD)
         if isinstance(call, Refusal):
             return call
@@ -325,9 +345,11 @@ def _sync(entry: Entry) -> Callable[..., Any]:
     return call_it
 
 
-def _rebind(entry: Entry, run: Frame, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def _rebind(
+    entry: Entry, run: Frame, head: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...] | None:
     """Return other values to judge the call by, or None: it cannot be called like that, which the ledger hears."""
-    values = entry.values(args, kwargs)
+    values = entry.values(head, args, kwargs)
     if values is None:
         plan = run.ledger.plan(entry.tool)
         run.ledger.end(Call(plan.tool, plan, b"", None, run.ledger.turn, tick()), UNBINDABLE)
@@ -366,8 +388,9 @@ def _starting(entry: Entry, start: Callable[[_Made], Any]) -> Callable[..., Any]
         try:
             values = bind(*head, *args, **kwargs)
         except TypeError:
-            if (values := _rebind(entry, run, args, kwargs)) is None:
-                return fn(*args, **kwargs)
+            values = None  # what the function raises must not have this error as its context
+        if values is None and (values := _rebind(entry, run, head, args, kwargs)) is None:
+            return fn(*args, **kwargs)
         method = bool(head) or entry.method
         return start(_Made(entry, run, fn, args, kwargs, values, run.ledger.turn, tick(), method))
 

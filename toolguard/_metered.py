@@ -1,8 +1,13 @@
 """The decorator and the wrapper that it puts around a function."""
 
+import copy
+import pickle
+import sys
 import types
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
-from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
+from dataclasses import replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
 import wrapt
 
@@ -19,6 +24,12 @@ R = TypeVar("R")
 Y = TypeVar("Y")
 S = TypeVar("S")
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    _Function = wrapt.FunctionWrapper[Any, Any]
+    _BoundFunction = wrapt.BoundFunctionWrapper[Any, Any]
+else:  # generic in the type stubs alone, in older versions of wrapt
+    _Function, _BoundFunction = wrapt.FunctionWrapper, wrapt.BoundFunctionWrapper
 
 # The wrapper ----------------------------------------------------------------------------------------------------------
 
@@ -41,17 +52,27 @@ class _Same:
     def __copy__(self) -> Any:
         return self
 
-    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self
 
+    def __repr__(self) -> str:
+        return f"<metered {self.__wrapped__!r}>"  # type: ignore[attr-defined]  # the proxy's own
 
-class BoundMetered(_Same, wrapt.BoundFunctionWrapper[Any, Any]):
+
+class BoundMetered(_Same, _BoundFunction):
     """A tool that was reached through an instance or a class. Each access makes a new one; they are equal by receiver."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         bound = self.__wrapped__
         receiver = getattr(bound, "__self__", NO_HEAD)
         return self._self_parent._self_go(bound, args, kwargs, NO_HEAD if receiver is NO_HEAD else (receiver,))
+
+    @property
+    def __func__(self) -> Any:
+        # What rebinds a method takes its `__func__`; the bare function's would be a way round the budget.
+        if not isinstance(self.__wrapped__, types.MethodType):
+            raise AttributeError(name="__func__", obj=self)
+        return self._self_parent._self_unbound()
 
     def _self_key(self) -> tuple[int, int]:
         return id(self._self_parent), id(getattr(self.__wrapped__, "__self__", None))
@@ -65,14 +86,24 @@ class BoundMetered(_Same, wrapt.BoundFunctionWrapper[Any, Any]):
     def __hash__(self) -> int:
         return hash(self._self_key())
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        receiver = getattr(self.__wrapped__, "__self__", None)
+        if receiver is None or isinstance(receiver, type):
+            return self
+        return self._self_parent.__get__(copy.deepcopy(receiver, memo), type(receiver))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
+        name = self.__wrapped__.__name__
         receiver = getattr(self.__wrapped__, "__self__", None)
         if receiver is None:
-            return _qualified_name(self)
-        return getattr, (receiver, self.__wrapped__.__name__)
+            receiver = _owner_of(self)
+            if getattr(receiver, name, None) != self:
+                msg = f"cannot pickle {self!r}: it is not what {self.__module__} holds as {self.__qualname__}"
+                raise pickle.PicklingError(msg)
+        return getattr, (receiver, name)
 
 
-class Metered(_Same, wrapt.FunctionWrapper[Any, Any]):
+class Metered(_Same, _Function):
     """A decorated function. It keeps signature, hints, docs and every predicate of `inspect`."""
 
     __bound_function_wrapper__ = BoundMetered
@@ -83,7 +114,20 @@ class Metered(_Same, wrapt.FunctionWrapper[Any, Any]):
         self._self_go = caller(entry)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._self_entry.method = not isinstance(self.__wrapped__, staticmethod)
+        # Not where a class only gives a name to a function that was defined elsewhere.
+        if self.__qualname__.rpartition(".")[0] == owner.__qualname__:
+            self._self_entry.method = not isinstance(self.__wrapped__, staticmethod)
+
+    @property
+    def __func__(self) -> Any:
+        # As above, for what unpacks class and static methods.
+        if not hasattr(self.__wrapped__, "__func__"):
+            raise AttributeError(name="__func__", obj=self)
+        return self._self_unbound()
+
+    def _self_unbound(self) -> "Metered":
+        function = getattr(self.__wrapped__, "__func__", None)
+        return self if function is None else _wrap(function, self._self_entry)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _qualified_name(self)
@@ -96,11 +140,12 @@ def _wrap(function: Any, entry: Entry) -> Metered:
     """
     get_run, get_uncounted = CURRENT.get, UNCOUNTED.get
     allowed, carried = _config.is_bare_outside, _telemetry.carried
+    head = (function.__self__,) if isinstance(function, types.MethodType) else NO_HEAD
 
     def __call__(_self: Metered, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  it becomes the class's
         if get_run() is None and allowed() and carried() is None and not get_uncounted():
             return function(*args, **kwargs)
-        return go(function, args, kwargs, NO_HEAD)
+        return go(function, args, kwargs, head)
 
     made: Any = type("Metered", (Metered,), {"__call__": __call__, "__module__": __name__})(function, entry)
     go = made._self_go
@@ -110,6 +155,14 @@ def _wrap(function: Any, entry: Entry) -> Metered:
 def _qualified_name(tool: Any) -> str:
     name: str = tool.__qualname__  # pickle looks it up in the tool's module and checks that it finds this very object
     return name
+
+
+def _owner_of(tool: Any) -> Any:
+    """Return the class in which a tool was defined, or None where it cannot be found by name."""
+    try:
+        return attrgetter(tool.__qualname__.rpartition(".")[0])(sys.modules[tool.__module__])
+    except (AttributeError, KeyError):
+        return None
 
 
 def _never(*_: Any) -> NoReturn:
@@ -192,11 +245,13 @@ def metered(
         given = "" if misused or kind is None else f", not {kind!r}"
         msg = f'write @metered(kind="read") or @metered(kind="send"){given}'
         raise TypeError(msg)
+    _check(query, failed)
     options = Options(kind, name, limit, query, polls, _names_of(ignore), failed)
 
     def decorate(function: Any) -> Any:
-        if isinstance(function, (Metered, BoundMetered)):
-            return _again(function, options)
+        if isinstance(tool := _underlying(function), (Metered, BoundMetered)):
+            _same_options(tool, options)
+            return function
         _must_be_function(function)
         tool = _wrap(function, Entry(_underlying(function), options))
         _registry.add(tool, tool._self_entry.spec)
@@ -205,16 +260,32 @@ def metered(
     return decorate
 
 
-def _names_of(ignore: object) -> tuple[str, ...]:
+def _check(query: Any, failed: Any) -> None:
+    if not (query is None or isinstance(query, str) or callable(query) or (isinstance(query, tuple) and _are_two_names(query))):
+        msg = f'@metered: query= takes "sql_parameter", ("file_parameter", "sql_parameter") or a function, not {query!r}'
+        raise TypeError(msg)
+    if failed is not None and not callable(failed):
+        msg = f"@metered: failed= takes a function of the returned value, not {failed!r}"
+        raise TypeError(msg)
+
+
+def _are_two_names(query: tuple[Any, ...]) -> bool:
+    return len(query) == 2 and all(isinstance(name, str) for name in query)  # noqa: PLR2004
+
+
+def _names_of(ignore: Any) -> tuple[str, ...]:
     """Take one name alone as well; a str is iterable and would be taken letter by letter."""
-    return (ignore,) if isinstance(ignore, str) else tuple(ignore)  # type: ignore[arg-type]  # it is checked by `_known`
+    names = (ignore,) if isinstance(ignore, str) else tuple(ignore) if isinstance(ignore, Iterable) else (None,)
+    if not all(isinstance(name, str) for name in names):
+        msg = f"@metered: ignore= takes names of parameters, not {ignore!r}"
+        raise TypeError(msg)
+    return names
 
 
-def _again(tool: Any, options: Options) -> Any:
+def _same_options(tool: Any, options: Options) -> None:
     if entry_of(tool).options != options:
         msg = f"{entry_of(tool).tool.name} is metered already, with other options; decorate the bare function once"
         raise TypeError(msg)
-    return tool
 
 
 def _underlying(function: Any) -> Any:
@@ -260,4 +331,8 @@ def spec(tool: Any) -> Any:
     Raises:
         TypeError: `tool` is not decorated.
     """
-    return tool if isinstance(tool, Spec) else entry_of(tool).spec
+    if isinstance(tool, Spec):
+        return tool
+    known = entry_of(tool).spec
+    # What was reached through a receiver takes no receiver.
+    return replace(known, function=tool.__wrapped__) if isinstance(tool, BoundMetered) else known

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import types
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -60,12 +61,13 @@ def add(owner: Any, spec: Spec[..., Any]) -> None:
     """Register `spec`; a newer definition of the same module and qualified name replaces the older one.
 
     Args:
-        owner: the decorated tool. A local function is found through it only as long as somebody else holds it.
+        owner: the decorated tool. A local function, or a method with its receiver, is found through it only as long as
+            somebody else holds it.
         spec: what is known of it; `owner` holds it.
     """
     name = getattr(spec.function, "__qualname__", spec.name)
     key = (getattr(spec.function, "__module__", ""), name)
-    if "<locals>" in name:
+    if "<locals>" in name or isinstance(spec.function, types.MethodType):
         ref = weakref.ref(owner, lambda _: _forget(key, ref))
         _specs[key] = _Local(ref)
     else:
