@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -17,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from toolguard._clock import tick
 from toolguard._values import Call, Outcome, Reading, Refused, Stop, Tally, Tool, Usage, Wall, canonical
 
-__all__ = ["BUSY", "GATE", "UNBINDABLE", "Counts", "Ledger", "Note", "Plan", "Session", "collect", "live_sessions"]
+__all__ = ["BUSY", "GATE", "UNBINDABLE", "Counts", "Ledger", "Note", "Plan", "Session", "totals"]
 
 BUSY: Final = Refused("busy", None, None, "later")
 UNBINDABLE: Final = Refused("unbindable", None, None, "different")
@@ -130,12 +131,19 @@ class Session:
         """Return the cell in which calls of this kind are counted."""
         return self.counts.setdefault(key, [0])
 
+    def __del__(self) -> None:
+        # The last run of the session is gone; what ended after it was left must still reach the totals.
+        with suppress(Exception):  # at the interpreter's end there may be nobody left to count for
+            self._drain()
+            _add(self.take())
+
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+_totals: Counts = {}
+_totals_lock = threading.RLock()
 
 
-def live_sessions() -> list[Session]:
-    """Return the sessions that somebody still holds."""
+def _live_sessions() -> list[Session]:
     while True:
         try:
             return list(_sessions)
@@ -143,19 +151,24 @@ def live_sessions() -> list[Session]:
             continue
 
 
-def collect(sessions: list[Session]) -> Counts:
-    """Take the counts of `sessions`, each call once."""
-    total: Counts = {}
-    for session in sessions:
+def _add(counts: Counts) -> None:
+    with _totals_lock:
+        for key, n in counts.items():
+            _totals[key] = _totals.get(key, 0) + n
+
+
+def totals() -> Counts:
+    """Return all finished calls of the process; a number never goes down."""
+    for session in _live_sessions():
         session.drain()
-        for key, n in session.take().items():
-            total[key] = total.get(key, 0) + n
-    return total
+        _add(session.take())
+    with _totals_lock:
+        return dict(_totals)
 
 
 def _after_fork() -> None:
     # Another thread of the parent may have held a lock that nobody in the child will ever release.
-    for session in live_sessions():
+    for session in _live_sessions():
         session.lock = threading.RLock()
         session.inside = False
 

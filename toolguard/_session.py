@@ -13,7 +13,7 @@ from typing import Any, Final
 from toolguard import _config, _names, _telemetry
 from toolguard._clock import Clock, monotonic
 from toolguard._identity import Hasher, new_key
-from toolguard._ledger import Counts, Ledger, collect, live_sessions
+from toolguard._ledger import Ledger, totals
 from toolguard._refusal import Refusal, stop_message
 from toolguard._values import Refused, Stop
 from toolguard.walls import NAMES, TABLE
@@ -82,25 +82,9 @@ def uncounted() -> Iterator[None]:
         UNCOUNTED.reset(token)
 
 
-# Totals of the process, for metrics -----------------------------------------------------------------------------------
+# Where calls are made -------------------------------------------------------------------------------------------------
 
-_totals: Counts = {}
-_totals_lock = threading.RLock()
 _watched = False
-
-
-def count_calls(counts: Mapping[tuple[str, str, str, str], int]) -> None:
-    """Add finished calls to the totals of the process."""
-    with _totals_lock:
-        for key, n in counts.items():
-            _totals[key] = _totals.get(key, 0) + n
-
-
-def totals() -> Counts:
-    """Return all finished calls of the process by (tool, kind, outcome, reason)."""
-    count_calls(collect(live_sessions()))
-    with _totals_lock:
-        return dict(_totals)
 
 
 def scope() -> _telemetry.Scope:
@@ -156,34 +140,33 @@ class Loose(Frame):
 
 OUTSIDE: Final = Refused("outside_run", None, None, "never")
 
-_outside: Loose | None = None
-_refusing: Loose | None = None
+_loose: dict[str, Loose] = {}
+
+
+def _at_large(name: str, marks: Mapping[str, Any] | None = None, why: Refused | None = None) -> Loose:
+    """Return one of the places outside a run, made anew when configuration or providers changed."""
+    settings = _config.settings()
+    place = _loose.get(name)
+    if place is None or place.settings is not settings or place.tracer is None:
+        place = _loose[name] = Loose(settings, None, why)
+        place.marks = marks
+    return place
 
 
 def outside() -> Loose:
     """Return the place of calls that are made outside a run."""
-    global _outside  # noqa: PLW0603  made anew when configuration or providers change
-    settings = _config.settings()
-    if _outside is None or _outside.settings is not settings or _outside.tracer is None:
-        _outside = Loose(settings, None)
-    return _outside
+    return _at_large("outside")
 
 
 def refusing() -> Loose:
     """Return the place in which `outside_run = "refuse"` answers."""
-    global _refusing  # noqa: PLW0603  as above
-    settings = _config.settings()
-    if _refusing is None or _refusing.settings is not settings or _refusing.tracer is None:
-        _refusing = Loose(settings, None, OUTSIDE)
-    return _refusing
+    return _at_large("refusing", None, OUTSIDE)
 
 
 def harness(run: "RunState | None") -> Loose:
     """Return the place of the harness's own calls."""
     if run is None:
-        made = Loose(_config.settings(), None)
-        made.marks = _UNCOUNTED_MARK
-        return made
+        return _at_large("harness", _UNCOUNTED_MARK)
     if run.harness is None:
         run.harness = Loose(run.settings, run)
         run.harness.marks = _UNCOUNTED_MARK
@@ -292,7 +275,6 @@ class RunState(Frame):
         self._span = self._token = None
         name = _telemetry.type_name(error) if isinstance(error, Exception) else None
         span.end(self._end_attributes(), name)
-        count_calls(collect([self.ledger.session]))
         self.tell_stop()
 
     def _restore(self, token: "Token[RunState | None]") -> bool:
@@ -362,13 +344,13 @@ def log(level: int, message: str, *args: Any, extra: Mapping[str, Any] | None = 
 class Within:
     """Makes a run and an OpenTelemetry context current for one step, in whatever thread or task the step is made.
 
-    The context rolls: a span that the body leaves open is current again in its next step.
+    Both roll: a run or a span that the body leaves open is current again in its next step.
 
     Attributes:
         items: for streams, the items handed out so far.
     """
 
-    __slots__ = ("_before", "_context", "_otel", "_run", "_token", "items")
+    __slots__ = ("_before", "_context", "_entered", "_otel", "_run", "_token", "items")
 
     def __init__(self, run: RunState | None, context: Any = None) -> None:
         self._run = run
@@ -387,21 +369,24 @@ class Within:
         return None
 
     def __enter__(self) -> None:
-        run = self._run
-        self._token = None if run is None or CURRENT.get() is run else CURRENT.set(run)
+        self._entered = CURRENT.get() if self._run is None else self._run
+        self._token = CURRENT.set(self._entered)
         self._before = _telemetry.current()
         self._otel = _telemetry.attach(self._context)
 
     def __exit__(
-        self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /
     ) -> None:
-        if kind is GeneratorExit:  # closed from outside, perhaps from another thread or task: tokens may be foreign
-            _telemetry.leave(self._context, self._before)
-            if self._token is not None and CURRENT.get() is self._run:
+        run = CURRENT.get()
+        try:
+            CURRENT.reset(self._token)
+        except ValueError:  # a coroutine that is closed or driven from elsewhere: this context is not the one entered
+            if run is self._entered:
                 CURRENT.set(self._token.old_value if self._token.old_value is not Token.MISSING else None)
+            _telemetry.leave(self._context, self._before)
             return
+        if run is not self._entered:
+            self._run = run
         if self._otel is not None:
             self._context = _telemetry.current()
             _telemetry.detach(self._otel)
-        if self._token is not None:
-            CURRENT.reset(self._token)
