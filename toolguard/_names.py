@@ -76,7 +76,13 @@ ATTRIBUTES: Final = (
     Attribute(TOOL_TYPE, "string", "call", "always", "`function`"),
     Attribute(ARGUMENTS, "string", "call", "content capture is on", "the bound arguments as bounded JSON, secrets out"),
     Attribute(RESULT, "string", "call", "content capture is on; the call returned", "the result as bounded JSON"),
-    Attribute(ERROR_TYPE, "string", "run, call", "an exception left the tool or the run", "its type, with its module"),
+    Attribute(
+        ERROR_TYPE,
+        "string",
+        "run, call",
+        'an exception left the tool or the run; a returned value reports a failure; refused, with `refused_status = "error"`',
+        "the exception's type, with its module; `tool_error`; the reason of the refusal",
+    ),
     Attribute(RUN_ID, "string", "run, call", "inside a run", "the run's id; never on metrics"),
     Attribute(RUN_MISSING, "boolean", "call", "no run is open and `outside_run` is not `allow`", "always `true`"),
     Attribute(RUN_CALLS, "integer", "run", "at its end", "calls charged to the run"),
@@ -87,7 +93,9 @@ ATTRIBUTES: Final = (
     Attribute(RUN_STOPPED, "boolean", "run", "at its end", "the run was stopped"),
     Attribute(STOP_REASON, "string", "run", "the run was stopped", "the wall that stopped it, or `stop`"),
     Attribute(KIND, "string", "call", "always", "`read` or `send`"),
-    Attribute(EXECUTED, "boolean", "call", "always", "the function's body was entered; `false` on a refused call"),
+    Attribute(
+        EXECUTED, "boolean", "call", "always", "the function ran; `false` where the call was refused, by the tool itself too"
+    ),
     Attribute(REFUSED, "boolean", "call", "always", "the call was refused; the complement of `toolguard.executed`"),
     Attribute(UNCOUNTED, "boolean", "call", "inside `uncounted()`", "always `true`: traced, charged to nothing"),
     Attribute(
@@ -102,7 +110,7 @@ ATTRIBUTES: Final = (
     Attribute(USED, "integer", "call", "refused by a wall that counts", "what was charged, this call excluded"),
     Attribute(LIMIT, "integer", "call", "refused by a wall that counts", "the limit then in force"),
     Attribute(RETRY, "string", "call", "refused", "`identical`, `different`, `later` or `never`"),
-    Attribute(MESSAGE, "string", "call", "refused", "the text that the model gets, without content of the call"),
+    Attribute(MESSAGE, "string", "call", "refused by toolguard", "the text that the model gets, without content of the call"),
     Attribute(WOULD_REFUSE, "string", "call", "a wall that observes would have refused", "the first such wall"),
     Attribute(STREAM_ITEMS, "integer", "call", "a generator, at its end", "items handed out"),
 )

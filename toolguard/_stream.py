@@ -1,6 +1,7 @@
 """Generators driven step by step, so that nothing of ours is current while the consumer has the word."""
 
-from collections.abc import AsyncGenerator, Callable, Generator
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -36,72 +37,97 @@ class Step(Protocol):
 
 
 def drive(make: Callable[[], Generator[Any, Any, Any]], step: Step) -> Generator[Any, Any, Any]:
-    """Yield what the body yields, take what it is sent, and return what it returns."""
+    """Yield what the body yields, take what it is sent, and return what it returns.
+
+    What the consumer throws, `GeneratorExit` included, is thrown into the body, which decides.
+    """
     if (answer := step.start()) is not None:
         yield answer
         return None
+    thrown: BaseException | None = None
     try:
         with step:
             body = make()
-        resume: Any = body.send
         given: Any = None
         while True:
             with step:
                 try:
-                    item = resume(given)
+                    item = body.send(given) if thrown is None else body.throw(thrown)
                 except StopIteration as stop:
                     value = stop.value
                     break
             step.items += 1
+            given = thrown = None
             try:
                 given = yield item
-                resume = body.send
-            except GeneratorExit:
-                with step:
-                    body.close()
-                raise
-            except BaseException as error:  # noqa: BLE001  it is the consumer's `throw`, and the body decides
-                given, resume = error, body.throw
+            except BaseException as error:  # noqa: BLE001  it is the consumer's
+                thrown = error
     except BaseException as error:
-        if (answer := step.fail(error)) is None:
+        answer = step.fail(error)
+        if answer is None:
             raise
+        closed = isinstance(thrown, GeneratorExit)
     else:
-        step.end(value)
+        if isinstance(thrown, GeneratorExit):
+            step.fail(thrown)
+        else:
+            step.end(value)
         return value
-    yield answer
+    finally:
+        thrown = None  # it leads to this frame, which would lead back to it
+    if not closed:
+        yield answer
     return None
 
 
 async def adrive(make: Callable[[], AsyncGenerator[Any, Any]], step: Step) -> AsyncGenerator[Any, Any]:
-    """Yield what the body yields and take what it is sent."""
+    """Yield what the body yields and take what it is sent; `drive` with `await`."""
     if (answer := step.start()) is not None:
         yield answer
         return
+    thrown: BaseException | None = None
     try:
         with step:
             body = make()
-        resume: Any = body.asend
-        given: Any = None
+        waiting = _first(body)
         while True:
             with step:
                 try:
-                    item = await resume(given)
+                    item = await waiting
                 except StopAsyncIteration:
                     break
             step.items += 1
+            thrown = None
             try:
-                given = yield item
-                resume = body.asend
-            except GeneratorExit:
-                with step:
-                    await body.aclose()
-                raise
-            except BaseException as error:  # noqa: BLE001  it is the consumer's `athrow`, and the body decides
-                given, resume = error, body.athrow
+                waiting = body.asend((yield item))
+            except BaseException as error:  # noqa: BLE001  it is the consumer's
+                thrown = error
+                waiting = body.athrow(error)
     except BaseException as error:
-        if (answer := step.fail(error)) is None:
+        answer = step.fail(error)
+        if answer is None:
             raise
+        closed = isinstance(thrown, GeneratorExit)
     else:
-        step.end(None)
+        if isinstance(thrown, GeneratorExit):
+            step.fail(thrown)
+        else:
+            step.end(None)
         return
-    yield answer
+    finally:
+        thrown = None  # it leads to this frame, which would lead back to it
+    if not closed:
+        yield answer
+
+
+def _first(body: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
+    """Return the body's first step, unknown to the event loop.
+
+    A loop closes every generator that it knows, all at once. It knows the one around this body, which closes the body.
+    """
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        return body.asend(None)
+    finally:
+        sys.set_asyncgen_hooks(*hooks)

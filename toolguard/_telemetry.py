@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -35,7 +36,9 @@ __all__ = [
 _logger = logging.getLogger("toolguard")
 
 _RUN_KEY: Final = otel_context.create_key("toolguard-run")
+# Instrumentations write the plain key, the SDK's own exporters the other one, which is unique in each process.
 _SUPPRESS: Final = "suppress_instrumentation"
+_SUPPRESS_TOO: Final[str] = getattr(otel_context, "_SUPPRESS_INSTRUMENTATION_KEY", _SUPPRESS)
 
 _DURATION_BUCKETS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 
@@ -48,7 +51,8 @@ def _lost(where: str) -> None:
     """Say once a place that telemetry failed there."""
     if where not in _complained:
         _complained.add(where)
-        _logger.warning("OpenTelemetry failed in %s; the call went on without it", where, exc_info=True)  # noqa: LOG014  it is called where an exception is handled
+        with suppress(Exception):  # a filter or handler of the user's may fail
+            _logger.warning("OpenTelemetry failed in %s; the call went on without it", where, exc_info=True)  # noqa: LOG014  it is called where an exception is handled
 
 
 class Scope(NamedTuple):
@@ -105,7 +109,10 @@ def watch(version: str, totals: Callable[[], Mapping[tuple[str, str, str, str], 
 def type_name(error: BaseException) -> str:
     """Return an exception's type as the conventions want it: with its module, unless that is `builtins`."""
     kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    except Exception:  # noqa: BLE001  a metaclass may answer for the class
+        return "_OTHER"
 
 
 # Context --------------------------------------------------------------------------------------------------------------
@@ -159,9 +166,9 @@ def detach(token: Any) -> None:
 
 
 def leave(context: Context | None, before: Context | None) -> None:
-    """Restore `before` by value, where a token could come from another thread or task.
+    """Restore `before` by value, where a token comes from another thread or task.
 
-    A coroutine that is closed from outside may be in any context; only where its own is current is there anything to undo.
+    What was entered there may be left in any context; only where its own is current is there anything to undo.
     """
     if before is not None and current() is context:
         attach(before)
@@ -175,14 +182,16 @@ class CallFacts:
 
     Attributes:
         span: the span's name.
+        outside: the calls are made outside a run.
         executed: start attributes of a call that runs; read-only, since samplers see this very mapping.
         metric: attributes of the duration histogram.
     """
 
-    __slots__ = ("executed", "metric", "span")
+    __slots__ = ("executed", "metric", "outside", "span")
 
     def __init__(self, tool: str, kind: str, agent: str | None, run_id: str | None) -> None:
         self.span = f"{names.EXECUTE_TOOL} {tool}"
+        self.outside = run_id is None
         metric = {names.TOOL: tool, names.TOOL_TYPE: "function"}
         if agent is not None:
             metric[names.AGENT] = agent
@@ -208,7 +217,7 @@ def open_call(
     """
     try:
         now = otel_context.get_current()
-        if now.get(_SUPPRESS):
+        if now.get(_SUPPRESS) or now.get(_SUPPRESS_TOO):
             return None
         span = tracer.start_span(
             facts.span,
@@ -218,14 +227,15 @@ def open_call(
             None if link is None else [Link(link)],
         )
         # A span that nobody records is not made current: what is below it keeps the parent that is recorded, if any.
-        return (span, trace.set_span_in_context(span, now)) if span.is_recording() else None
+        # Outside a run there may be none above it, and what is below would begin traces of its own.
+        return (span, trace.set_span_in_context(span, now)) if span.is_recording() or facts.outside else None
     except Exception:  # noqa: BLE001
         _lost("start_span")
         return None
 
 
 def close_call(
-    span: Span, outcome: str, *, error: str | None = None, extra: Mapping[str, Any] | None = None, message: str = ""
+    span: Span, outcome: str, *, error: str | None = None, extra: Mapping[str, Any] | None = None, message: str | None = None
 ) -> None:
     """End the span of a call that ran.
 
@@ -234,25 +244,33 @@ def close_call(
         outcome: what the call came to.
         error: the exception's type, or `tool_error` for a value that reports a failure.
         extra: further attributes.
-        message: the exception's text, already made safe; empty: it is not recorded.
+        message: the exception's text, already made safe; empty: it is not recorded. None: nothing was raised.
     """
     try:
         span.set_attribute(names.OUTCOME, outcome)
         if extra:
             span.set_attributes(extra)
-        if error is not None:
-            span.set_attribute(names.ERROR_TYPE, error)
-            span.set_status(Status(StatusCode.ERROR))
-            event = {"exception.type": error}
-            if message:
-                event["exception.message"] = message
-            span.add_event("exception", event)
     except Exception:  # noqa: BLE001
         _lost("set_attribute")
+    if error is not None:
+        _mark_failed(span, error, message)
     try:
         span.end()
     except Exception:  # noqa: BLE001
         _lost("end")
+
+
+def _mark_failed(span: Span, error: str, message: str | None) -> None:
+    try:
+        span.set_status(Status(StatusCode.ERROR))
+        span.set_attribute(names.ERROR_TYPE, error)
+    except Exception:  # noqa: BLE001
+        _lost("set_status")
+    if message is not None:
+        try:
+            span.add_event("exception", {"exception.type": error, **({"exception.message": message} if message else {})})
+        except Exception:  # noqa: BLE001
+            _lost("add_event")
 
 
 def record_refusal(
@@ -272,7 +290,7 @@ def record_refusal(
     """
     try:
         now = otel_context.get_current()
-        if now.get(_SUPPRESS):
+        if now.get(_SUPPRESS) or now.get(_SUPPRESS_TOO):
             return None
         attributes = {
             **facts.executed,
@@ -293,8 +311,11 @@ def record_refusal(
         return None
     try:
         if red:
-            span.set_attribute(names.ERROR_TYPE, fields["reason"])
             span.set_status(Status(StatusCode.ERROR, fields["reason"]))
+            span.set_attribute(names.ERROR_TYPE, fields["reason"])
+    except Exception:  # noqa: BLE001
+        _lost("set_status")
+    try:
         span.end()
         return span.get_span_context()
     except Exception:  # noqa: BLE001
@@ -335,6 +356,10 @@ def _record_next() -> bool:
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
+def _suppressed(context: Context) -> bool:
+    return bool(context.get(_SUPPRESS) or context.get(_SUPPRESS_TOO))
+
+
 class RunSpan:
     """The span of one run, from entering to leaving, and the context in which its calls are made."""
 
@@ -345,7 +370,7 @@ class RunSpan:
         self._span: Span | None = None
         self._before = current()
         self._context = with_run(run, self._before)
-        if tracer is not None and self._before is not None and not self._before.get(_SUPPRESS):
+        if tracer is not None and self._before is not None and not _suppressed(self._before):
             self._start(tracer, agent, attributes, link)
         self._token = attach(self._context)
 
@@ -393,7 +418,7 @@ class RunSpan:
                 self._span.set_attribute(names.ERROR_TYPE, error)
                 self._span.set_status(Status(StatusCode.ERROR))
         except Exception:  # noqa: BLE001
-            _lost("set_attributes")
+            _lost("set_attribute")
         try:
             self._span.end()
         except Exception:  # noqa: BLE001
