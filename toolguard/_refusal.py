@@ -1,7 +1,7 @@
 """What the model and the user read: refusals, the last message of a stopped run, and notes."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal, NoReturn, Self, final
+from typing import Any, Final, Literal, NoReturn, Self, final
 
 from toolguard._values import Kind, Reading, Refused, Retry, Stop
 from toolguard.walls import BY_NAME
@@ -31,7 +31,7 @@ class Refusal(str):
         run_id: the run that refused, or `None` outside a run.
     """
 
-    __match_args__: ClassVar[tuple[str, ...]] = ("reason",)
+    __match_args__ = ("reason",)
 
     executed: Literal[False] = False
     reason: str
