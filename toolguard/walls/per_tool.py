@@ -24,7 +24,7 @@ def slack(tally: Tally, n: int) -> int:
 
 def text(why: Refused, tool: str) -> str:
     return (
-        f"{tool} has run {why.used} times in this run and its limit is {why.limit}, whatever the arguments. "
+        f"it has run {why.used} times in this run and its limit is {why.limit}, whatever the arguments. "
         f"Work with what those calls returned or use another tool; {tool} will be refused until the run ends."
     )
 
