@@ -21,14 +21,14 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable
-from datetime import datetime, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from functools import partial
 from hashlib import blake2b
 from itertools import chain, count, islice
 from marshal import dumps
-from typing import Any, Final
+from typing import Any, Final, cast
 
-__all__ = ["Hasher", "Receiver", "binder", "is_opaque", "new_key"]
+__all__ = ["Hasher", "binder", "is_opaque", "new_key"]
 
 _NODES: Final = 10_000
 _DEPTH: Final = 32
@@ -64,12 +64,6 @@ def is_opaque(identity: bytes) -> bool:
     return len(identity) > _SIZE
 
 
-class Receiver(str):
-    """The token of a live object, such as `Mailbox #2`: a text of its own type, which no text argument can equal."""
-
-    __slots__ = ()
-
-
 class Hasher:
     """Digests under one session's key: they depend on the key and the content, and on nothing of the process."""
 
@@ -80,7 +74,7 @@ class Hasher:
         self._key = blake2b(key=key, digest_size=_SIZE)
         self._bases: dict[str, blake2b] = {}
         self._outcome = self._base(None)
-        self._live: dict[int, tuple[weakref.ref[object], Receiver]] = {}
+        self._live: dict[int, tuple[weakref.ref[object], str]] = {}
         self._ordinals: dict[str, count[int]] = {}
 
     def identity(self, name: str, values: tuple[Any, ...]) -> bytes:
@@ -123,8 +117,8 @@ class Hasher:
         except Exception:  # noqa: BLE001 - no result, whatever it is, may make a call fail
             return None
 
-    def receiver(self, obj: object) -> Receiver:
-        """Return the token that stands for a method's receiver among the values of `identity`.
+    def receiver(self, obj: object) -> str:
+        """Return the token that tells a method's receiver apart: it goes into the name that `identity` gets.
 
         A live object is an ordinal under the name of its type, in order of first use. One that cannot be weakly referenced
         is the name of its type alone, a class its qualified name.
@@ -134,20 +128,20 @@ class Hasher:
             return known[1]
         return self._introduce(obj)
 
-    def _introduce(self, obj: object) -> Receiver:
-        if isinstance_of_type(obj):
-            return Receiver(".".join(_name(obj)))
+    def _introduce(self, obj: object) -> str:
+        if _is_class(obj):
+            return ".".join(_name(cast("type", obj)))
         key, name = id(obj), _name(type(obj))[1]
         try:
             ref = weakref.ref(obj, partial(_forget, self._live, key))
         except TypeError:
-            return Receiver(name)
+            return name
         stale = self._live.get(key)
         if stale is not None and stale[0]() is not obj:
             _forget(self._live, key, stale[0])
         # Two steps that are atomic on their own: of two threads that bring the same object, both get the first one's token.
         ordinal = next(self._ordinals.setdefault(name, count(1)))
-        return self._live.setdefault(key, (ref, Receiver(f"{name} #{ordinal}")))[1]
+        return self._live.setdefault(key, (ref, f"{name} #{ordinal}"))[1]
 
     def _walked(self, name: str, values: tuple[Any, ...]) -> bytes:
         walk = _Walk(strict=False)
@@ -168,7 +162,7 @@ class Hasher:
         return state
 
 
-def _forget(live: dict[int, tuple[weakref.ref[object], Receiver]], key: int, ref: weakref.ref[object]) -> None:
+def _forget(live: dict[int, tuple[weakref.ref[object], str]], key: int, ref: weakref.ref[object]) -> None:
     known = live.get(key)
     if known is not None and known[0] is ref:
         live.pop(key, None)
@@ -367,10 +361,9 @@ def _parts(tag: str, base: Any) -> _Encoder:
 
 
 def _datetime(walk: _Walk, value: datetime, depth: int) -> Any:
-    reduced: Any = datetime.__reduce_ex__(value, 4)
-    zone: Any = datetime.tzinfo.__get__(value)  # type: ignore[attr-defined]  # a property to the type stubs
-    if type(zone) is timezone or _known(type(zone)) in _ZONES:
-        zone = zone.utcoffset(datetime(*reduced[1]))
+    zone: Any = datetime.__reduce__(value)[1][1:]  # nothing where it is naive
+    if zone and (type(zone[0]) is timezone or _name(type(zone[0])) in _ZONES):
+        zone = datetime.utcoffset(value)
     return ("datetime", datetime.__reduce__(value)[1][0], walk.plain(zone, depth))
 
 
@@ -378,9 +371,155 @@ def _timezone(walk: _Walk, value: timezone, depth: int) -> Any:
     return ("timezone", walk.plain(value.utcoffset(None), depth))
 
 
-def _decimal(walk: _Walk, value: Any, depth: int) -> Any:
+def _decimal(walk: _Walk, value: Any, _: int) -> Any:
     base = sys.modules["decimal"].Decimal
     if base.__sizeof__(value) > walk.chars:
         walk.mark(cut=True)
         return ("cut", "decimal", base.adjusted(value))
     sign, digits, exponent = base.as_tuple(value)
+    return ("decimal", sign, bytes(digits), exponent)
+
+
+def _uuid(_: _Walk, value: Any, __: int) -> Any:
+    return ("uuid", sys.modules["uuid"].UUID.int.__get__(value))
+
+
+def _path(walk: _Walk, value: Any, depth: int) -> Any:
+    return ("path", walk.plain(sys.modules["pathlib"].PurePath.__str__(value), depth))
+
+
+def _enum(walk: _Walk, value: Any, depth: int) -> Any:
+    return ("enum", *_name(type(value)), walk.plain(_stored(value).get("_name_"), depth))
+
+
+def _of_name(walk: _Walk, value: Any, _: int) -> Any:
+    name = _name(value) if _is_class(value) else (value.__module__, value.__qualname__)
+    if "<" in name[1]:  # a lambda or a local function: what it closes over is not in its name
+        walk.mark()
+    return ("name", *name)
+
+
+def _fields(names_of: Callable[[type], Iterable[str]]) -> _Encoder:
+    def encode(walk: _Walk, value: Any, depth: int) -> Any:
+        kind = type(value)
+        names = tuple(names_of(kind))
+        if not walk.afford(len(names), depth):
+            return walk.cut("fields", len(names), (), depth)
+        stored = _stored(value)
+        parts = [(name, walk.plain(stored[name] if name in stored else _slot(kind, name, value), depth + 1)) for name in names]
+        return ("fields", *_name(kind), *chain.from_iterable(parts))
+
+    return encode
+
+
+def _stored(value: Any) -> dict[str, Any]:
+    """Return the instance's own dict through its real descriptor, whatever the class calls `__dict__`."""
+    for base in _lineage(type(value)):
+        found = _namespace(base).get("__dict__")
+        if type(found) is types.GetSetDescriptorType:
+            stored: dict[str, Any] = found.__get__(value)
+            return stored
+    return {}
+
+
+def _slot(kind: type, name: str, value: Any) -> Any:
+    for base in _lineage(kind):
+        found = _namespace(base).get(name)
+        if type(found) is types.MemberDescriptorType:
+            return found.__get__(value)
+    return None
+
+
+def _array(walk: _Walk, value: Any, _: int) -> Any:
+    array = sys.modules["numpy"].ndarray
+    dtype, shape, size = (array.__dict__[part].__get__(value) for part in ("dtype", "shape", "nbytes"))
+    if dtype.hasobject:
+        return _opaque(walk, value, 0)
+    if size > walk.chars:
+        walk.mark(cut=True)
+        return ("cut", "array", dtype.str, shape)
+    return ("array", dtype.str, shape, walk.content("bytes", size, lambda part: array.tobytes(value)[part]))
+
+
+def _scalar(walk: _Walk, value: Any, depth: int) -> Any:
+    item = sys.modules["numpy"].generic.item(value)
+    return walk.plain(item, depth) if type(item) is not type(value) else _opaque(walk, value, depth)
+
+
+def _opaque(walk: _Walk, value: Any, _: int) -> Any:
+    walk.mark()
+    return ("opaque", *_name(type(value)))
+
+
+def _is_class(value: object) -> bool:
+    return type in _lineage(type(value))
+
+
+def _name(kind: type) -> tuple[str, str]:
+    module = _module(kind)
+    return (module if type(module) is str else "", str.__str__(_qualname(kind)))
+
+
+_ZONES: Final = frozenset({("zoneinfo", "ZoneInfo")})
+
+_BASES: Final[dict[type, _Encoder]] = {
+    type(None): _same,
+    bool: _same,
+    int: _int,
+    float: _float,
+    complex: _complex,
+    str: _content("str", str, str.__str__),
+    bytes: _content("bytes", bytes, bytes),
+    bytearray: _content("bytes", bytearray, bytes),
+    memoryview: _memory,
+    list: _row(list),
+    tuple: _row(tuple),
+    dict: _dict,
+    set: _set(set),
+    frozenset: _set(frozenset),
+    range: _parts("range", range),
+    slice: _parts("slice", slice),
+    type(Ellipsis): lambda _, __, ___: ("ellipsis",),
+    datetime: _datetime,
+    date: _parts("date", date),
+    time: _parts("time", time),
+    timedelta: _parts("timedelta", timedelta),
+    timezone: _timezone,
+    types.FunctionType: _of_name,
+    types.BuiltinFunctionType: _of_name,
+    type: _of_name,
+}
+_ENCODERS: Final[dict[int, _Encoder]] = {id(kind): encode for kind, encode in _BASES.items()}
+
+# Types of modules that are looked at only where a program has imported them.
+_LATER: Final[tuple[tuple[str, str, _Encoder], ...]] = (
+    ("decimal", "Decimal", _decimal),
+    ("uuid", "UUID", _uuid),
+    ("pathlib", "PurePath", _path),
+    ("numpy", "ndarray", _array),
+)
+
+
+def _find(kind: type) -> _Encoder:
+    """Return how values of `kind` are written: as the nearest base that is known, or by their fields, or as opaque."""
+    lineage = _lineage(kind)
+    if _loaded("enum", "Enum") in lineage:
+        return _enum
+    if _loaded("numpy", "generic") in lineage and not any(id(base) in _ENCODERS for base in lineage):
+        return _scalar
+    for base in lineage:
+        if id(base) in _ENCODERS:
+            return _ENCODERS[id(base)]
+        for module, name, encode in _LATER:
+            if base is _loaded(module, name):
+                return encode
+    for base in lineage:
+        for attribute in ("__dataclass_fields__", "__pydantic_fields__"):
+            fields = _namespace(base).get(attribute)
+            if type(fields) is dict:
+                return _fields(lambda _, names=tuple(fields): names)  # type: ignore[misc]  # a default that binds now
+    return _opaque
+
+
+def _loaded(module: str, name: str) -> Any:
+    return getattr(sys.modules.get(module), name, None)

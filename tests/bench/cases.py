@@ -41,6 +41,18 @@ def search(query: str, limit: int = 20) -> str:
     return "one line of text"
 
 
+def null_exporter() -> Any:
+    """Return an exporter that takes everything and does nothing."""
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    class Null(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            return SpanExportResult.SUCCESS
+
+    return Null()
+
+
 def providers(mode: str) -> Callable[[], None] | None:
     """Set what the mode says: nothing, an SDK that samples nothing, one with a batch processor, or that and metrics.
 
@@ -49,16 +61,12 @@ def providers(mode: str) -> Callable[[], None] | None:
     """
     if mode == "no-sdk":
         return None
-    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 
-    class Null(SpanExporter):
-        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-            return SpanExportResult.SUCCESS
-
     provider = TracerProvider(sampler=ALWAYS_OFF if mode == "sampled-out" else ALWAYS_ON)
-    provider.add_span_processor(BatchSpanProcessor(Null()))
+    provider.add_span_processor(BatchSpanProcessor(null_exporter()))
     trace.set_tracer_provider(provider)
     if mode == "metrics":
         from opentelemetry.sdk.metrics import MeterProvider
