@@ -23,7 +23,7 @@ from toolguard._session import CURRENT, UNCOUNTED, Frame, Within, harness, log, 
 from toolguard._stream import adrive, drive
 from toolguard._values import Call, Kind, Outcome, Refused, Tool, canonical
 
-__all__ = ["NO_HEAD", "Entry", "Options", "Query", "caller"]
+__all__ = ["NO_HEAD", "Entry", "Options", "Query", "caller", "caller_within"]
 
 Query = str | tuple[str, str] | Callable[[Mapping[str, Any]], Any]
 
@@ -162,10 +162,12 @@ def begin(entry: Entry, run: Frame, values: tuple[Any, ...], turn: int, started:
     plan = ledger.plan(entry.tool)
     identity, query = b"", None
     if plan.identity:
-        counted = (run.hasher.receiver(values[0]), *values[1:]) if method and values else tuple(values)
+        name, counted = entry.tool.name, values
+        if method and values:  # neither names nor tokens hold a NUL, so that none can pass for another
+            name, counted = f"{name}\0{run.hasher.receiver(values[0])}", (None, *values[1:])
         if entry.counted is not None and type(values) is not Unbound:
             counted = entry.counted(counted)
-        identity = run.hasher.identity(entry.tool.name, counted)
+        identity = run.hasher.identity(name, counted)
     if plan.query and type(values) is not Unbound:
         query = _shape(entry, run, values)
     call = Call(plan.tool, plan, identity, query, turn, started)
@@ -397,6 +399,11 @@ def _starting(entry: Entry, start: Callable[[_Made], Any]) -> Callable[..., Any]
     return call_it
 
 
+async def _coroutine_within(step: Within, made: _Made) -> Any:
+    with step:
+        return await _coroutine(made)
+
+
 async def _coroutine(made: _Made) -> Any:
     call = made.begin()
     if isinstance(call, Refusal):
@@ -485,3 +492,22 @@ def caller(entry: Entry) -> Callable[..., Any]:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return _starting(entry, _stream)
     return _sync(entry)
+
+
+def caller_within(entry: Entry, inside: Callable[[], Within]) -> Callable[..., Any]:
+    """Return `caller(entry)` for a tool that brings its place along: it is made, and makes every step, `inside`."""
+    function = entry.function
+    if inspect.iscoroutinefunction(function):
+        go = _starting(entry, lambda made: _coroutine_within(inside(), made))
+    elif inspect.isgeneratorfunction(function):
+        go = _starting(entry, lambda made: drive(lambda: _stream(made), inside()))
+    elif inspect.isasyncgenfunction(function):
+        go = _starting(entry, lambda made: adrive(lambda: _stream(made), inside()))
+    else:
+        go = _sync(entry)
+
+    def call_it(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], head: tuple[Any, ...]) -> Any:
+        with inside():
+            return go(fn, args, kwargs, head)
+
+    return call_it

@@ -17,7 +17,7 @@ from toolguard._refusal import Refusal
 from toolguard._registry import Spec
 from toolguard._session import CURRENT, UNCOUNTED
 
-__all__ = ["BoundMetered", "Metered", "entry_of", "metered", "spec"]
+__all__ = ["BoundMetered", "Function", "Metered", "Same", "entry_of", "metered", "spec"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,19 +26,21 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    _Function = wrapt.FunctionWrapper[Any, Any]
+    Function = wrapt.FunctionWrapper[Any, Any]
     _BoundFunction = wrapt.BoundFunctionWrapper[Any, Any]
 else:  # generic in the type stubs alone, in older versions of wrapt
-    _Function, _BoundFunction = wrapt.FunctionWrapper, wrapt.BoundFunctionWrapper
+    Function, _BoundFunction = wrapt.FunctionWrapper, wrapt.BoundFunctionWrapper
 
 # The wrapper ----------------------------------------------------------------------------------------------------------
 
 
-class _Same:
+class Same:
     """Identity, copying and pickling of a tool: it is itself, and nothing else is.
 
     A plain wrapt proxy equals the function that it wraps; a cache keyed by functions would then run the unmetered one.
     """
+
+    __slots__ = ()  # else it would bring a `__dict__` that hides the function's
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -59,7 +61,7 @@ class _Same:
         return f"<metered {self.__wrapped__!r}>"  # type: ignore[attr-defined]  # the proxy's own
 
 
-class BoundMetered(_Same, _BoundFunction):
+class BoundMetered(Same, _BoundFunction):
     """A tool that was reached through an instance or a class. Each access makes a new one; they are equal by receiver."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +105,7 @@ class BoundMetered(_Same, _BoundFunction):
         return getattr, (receiver, name)
 
 
-class Metered(_Same, _Function):
+class Metered(Same, Function):
     """A decorated function. It keeps signature, hints, docs and every predicate of `inspect`."""
 
     __bound_function_wrapper__ = BoundMetered

@@ -2,13 +2,13 @@
 
 import functools
 import inspect
-import logging
-from collections.abc import Callable, Iterable, Mapping
+import types
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import Any, Final, Literal, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
 
-from toolguard import _telemetry
-from toolguard._metered import entry_of
+from toolguard._calls import NO_HEAD, caller_within
+from toolguard._metered import BoundMetered, Function, Metered, Same, entry_of
 from toolguard._refusal import Refusal, converge, stop_message
 from toolguard._session import RunState, Within, current_state
 from toolguard._stream import adrive, drive
@@ -19,8 +19,6 @@ __all__ = ["Run", "current_run", "run"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_logger = logging.getLogger("toolguard")
 
 _STOPPED: Final = Refused("stop", None, None, "never")
 
@@ -113,7 +111,8 @@ class Run(RunState):
         note = self.ledger.note()
         texts = list(note.texts)
         share = self._frozen.limits["note_at"]
-        if note.reading and share and note.reading.used >= share * note.reading.limit:
+        # A division is rounded once; `share * limit` may come out above the whole number that it is.
+        if note.reading and share and note.reading.used / note.reading.limit >= share:
             texts.insert(0, converge(note.wall, note.reading))
         return texts
 
@@ -130,35 +129,71 @@ class Run(RunState):
         """Return `fn` so that it runs inside this run in any thread, executor or task.
 
         Context variables do not reach `Thread`, `ThreadPoolExecutor.submit` or `loop.run_in_executor`; a bound function
-        brings its run along, and its spans keep the parent that is current now.
+        brings its run along, and its spans keep the parent that is current now, or the run's span where it is not current.
 
         Args:
             fn: a function of any kind: plain, coroutine, generator or async generator.
         """
         self.start()
-        here = _telemetry.with_run(self, _telemetry.current())
+        here = self.place()
         inside = functools.partial(Within, self, here)
-        return cast("Callable[P, R]", functools.wraps(fn)(_carrying(fn, inside)))
+        return cast("Callable[P, R]", _carrying(fn, inside))
+
+
+class _Bound(Same, Function):
+    """A function that brings its run along. It keeps signature, hints, docs and every predicate of `inspect`."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        msg = f"{self!r} carries its run, which stays in its process; open a run in the other process"
+        raise TypeError(msg)
+
+    def __repr__(self) -> str:
+        return f"<bound to a run: {self.__wrapped__!r}>"
 
 
 def _carrying(fn: Callable[..., Any], inside: Callable[[], Within]) -> Callable[..., Any]:
-    if inspect.iscoroutinefunction(fn):
+    go = _tool_carrying(fn, inside) if isinstance(fn, (Metered, BoundMetered)) else _plain_carrying(inside)
+    return cast("Callable[..., Any]", _Bound(fn, go))
 
-        async def in_task(*args: Any, **kwargs: Any) -> Any:
-            with inside():
-                return await fn(*args, **kwargs)
 
-        return in_task
-    if inspect.isgeneratorfunction(fn):
-        return lambda *args, **kwargs: drive(lambda: fn(*args, **kwargs), inside())
-    if inspect.isasyncgenfunction(fn):
-        return lambda *args, **kwargs: adrive(lambda: fn(*args, **kwargs), inside())
+def _tool_carrying(tool: Any, inside: Callable[[], Within]) -> Callable[..., Any]:
+    # Turn and time are taken when a tool is called, also of coroutines and generators, which begin later.
+    go = caller_within(entry_of(tool), inside)
 
-    def in_thread(*args: Any, **kwargs: Any) -> Any:
+    def carry(tool: Any, _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        bound = tool.__wrapped__
+        return go(bound, args, kwargs, (bound.__self__,) if hasattr(bound, "__self__") else NO_HEAD)
+
+    return carry
+
+
+def _plain_carrying(inside: Callable[[], Within]) -> Callable[..., Any]:
+    def carry(fn: Callable[..., Any], _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if inspect.iscoroutinefunction(fn):
+            return _named(_task(lambda: fn(*args, **kwargs), inside()), fn)
         with inside():
-            return fn(*args, **kwargs)
+            made = fn(*args, **kwargs)
+        # What makes one of these has run nothing yet.
+        if isinstance(made, types.CoroutineType):
+            return _named(_task(lambda: made, inside()), made)
+        if isinstance(made, types.GeneratorType):
+            return drive(lambda: made, inside())
+        if isinstance(made, types.AsyncGeneratorType):
+            return adrive(lambda: made, inside())
+        return made
 
-    return in_thread
+    return carry
+
+
+async def _task(make: Callable[[], Awaitable[Any]], step: Within) -> Any:
+    with step:
+        return await make()
+
+
+def _named(coroutine: Any, like: Any) -> Any:
+    for name in ("__name__", "__qualname__"):
+        setattr(coroutine, name, getattr(like, name, coroutine.__name__))
+    return coroutine
 
 
 def _offered(tools: tuple[Any, ...], prefixes: tuple[str, ...]) -> Mapping[str, Any]:
@@ -173,7 +208,7 @@ def _offered(tools: tuple[Any, ...], prefixes: tuple[str, ...]) -> Mapping[str, 
         known = entry_of(tool).tool
         name = canonical(known.canonical, prefixes)
         other = offered.setdefault(name, tool)
-        if other is not tool:
+        if other != tool:
             msg = (
                 f"two tools of this run have one name: {_where(other)} and {_where(tool)}, both {name!r} once case, "
                 "'-', '_', '.' and prefixes are folded; give one of them another name="

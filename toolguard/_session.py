@@ -4,7 +4,7 @@ import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -25,6 +25,7 @@ __all__ = [
     "RunState",
     "Within",
     "current_state",
+    "forget",
     "harness",
     "log",
     "outside",
@@ -59,14 +60,19 @@ def current_state() -> "RunState | None":
     return _telemetry.carried() if run is None else run
 
 
-def forget_carried() -> Any:
-    """Make this context one in which OpenTelemetry carries no run; the token goes to `remember_carried`."""
-    return _telemetry.attach(_telemetry.with_run(None, _telemetry.current()))
+def forget() -> Callable[[], None]:
+    """Make this context one without a run, and return what undoes it, by value: it may be undone in another one."""
+    run, uncounted, before = CURRENT.get(), UNCOUNTED.get(), _telemetry.current()
+    CURRENT.set(None)
+    UNCOUNTED.set(False)
+    _telemetry.attach(_telemetry.with_run(None, before))
 
+    def remember() -> None:
+        CURRENT.set(run)
+        UNCOUNTED.set(uncounted)
+        _telemetry.attach(before)
 
-def remember_carried(token: Any) -> None:
-    """Undo `forget_carried`."""
-    _telemetry.detach(token)
+    return remember
 
 
 @contextmanager
@@ -79,7 +85,10 @@ def uncounted() -> Iterator[None]:
     try:
         yield
     finally:
-        UNCOUNTED.reset(token)
+        try:
+            UNCOUNTED.reset(token)
+        except ValueError:
+            log(logging.WARNING, "uncounted() was left in another context than it was entered in; put it around the calls")
 
 
 # Where calls are made -------------------------------------------------------------------------------------------------
@@ -201,7 +210,7 @@ class RunState(Frame):
         self._session, self._tenant, self._mode = session, tenant, mode
         self._frozen = _config.resolve(self.settings, agent, profile=profile, mode=mode, limits=limits)
         self._starting = threading.Lock()
-        self._started = False
+        self._started = self._open = False
         self._span: _telemetry.RunSpan | None = None
         self._token: Token[RunState | None] | None = None
         self._outer: RunState | None = None
@@ -248,10 +257,12 @@ class RunState(Frame):
 
     def enter(self) -> None:
         """Make the run current in this context and open its span."""
-        if self._span is not None:
-            msg = f"the run {self.id!r} is open already; open another run, or carry this one with run.bind(fn)"
-            raise RuntimeError(msg)
         self.start()
+        with self._starting:
+            if self._open:
+                msg = f"the run {self.id!r} is open already; open another run, or carry this one with run.bind(fn)"
+                raise RuntimeError(msg)
+            self._open = True
         self._outer = CURRENT.get()
         self._span = _telemetry.RunSpan(self, self.tracer, self.agent, self._start_attributes(), self._last_trace)
         self._token = CURRENT.set(self)
@@ -273,6 +284,7 @@ class RunState(Frame):
         span.leave(same_context=innermost)
         self._last_trace = span.trace
         self._span = self._token = None
+        self._open = False
         name = _telemetry.type_name(error) if isinstance(error, Exception) else None
         span.end(self._end_attributes(), name)
         self.tell_stop()
@@ -285,7 +297,8 @@ class RunState(Frame):
         except ValueError:
             if now is self:
                 CURRENT.set(self._outer)
-            _logger.warning(
+            log(
+                logging.WARNING,
                 "the run %s was left in another context than it was entered in, so calls in between may not have seen it. "
                 "Open it where the calls are made (in the endpoint or an async dependency, not in a sync one), "
                 "or carry it with run.bind(fn)",
@@ -316,6 +329,13 @@ class RunState(Frame):
             attributes[_names.RUN_WOULD_REFUSE] = self.ledger.would
         return attributes
 
+    def place(self) -> Any:
+        """Return the OpenTelemetry context for work of this run: the current one, or the run's where it is not current."""
+        span = self._span
+        if span is not None and current_state() is not self:
+            return span.context
+        return _telemetry.with_run(self, _telemetry.current())
+
     # What is told -----------------------------------------------------------------------------------------------------
 
     def tell_refusal(self, refusal: Refusal) -> None:
@@ -325,11 +345,15 @@ class RunState(Frame):
         self.tell_stop()
 
     def tell_stop(self) -> None:
-        """Write the run's end to the log, once."""
-        stop = self.ledger.sync().stopped
-        if stop is not None and self._told is not stop:
-            self._told = stop
-            log(logging.WARNING, "the run %s was stopped by %s: %s", self.id, stop.why.reason, stop_message(stop))
+        """Write the end of this run, and of a run around it that it brought about, to the log, once."""
+        self.ledger.sync()
+        run: RunState | None = self
+        while run is not None:
+            stop = run.ledger.stopped
+            if stop is not None and run._told is not stop:  # noqa: SLF001
+                run._told = stop  # noqa: SLF001
+                log(logging.WARNING, "the run %s was stopped by %s: %s", run.id, stop.why.reason, stop_message(stop))
+            run = run.parent
 
 
 _FROM_THE_START: Final = frozenset({"session", "tenant", "mode", "ledger", "hasher", "clock", "tracer", "duration"})

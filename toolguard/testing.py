@@ -45,13 +45,11 @@ def isolated(source: Mapping[str, Any] | None = None, *, clock: Clock | None = N
     settings = _config.replace(_config.from_mapping(source or {}))
     specs = _registry.replace()
     former = _session.set_clock(clock)
-    token = _session.CURRENT.set(None)
-    carried = _session.forget_carried()
+    remember = _session.forget()
     try:
         yield
     finally:
-        _session.remember_carried(carried)
-        _session.CURRENT.reset(token)
+        remember()
         _session.set_clock(former)
         _registry.replace(specs)
         _config.replace(settings)
