@@ -380,7 +380,7 @@ class _Made(NamedTuple):
 
 def _starting(entry: Entry, start: Callable[[_Made], Any]) -> Callable[..., Any]:
     """Take run, turn and time when the call is made."""
-    bind = entry.bind
+    bind, name, qualname = entry.bind, entry.function.__name__, entry.function.__qualname__
 
     def call_it(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], head: tuple[Any, ...]) -> Any:
         run: Frame | None = CURRENT.get()
@@ -394,7 +394,9 @@ def _starting(entry: Entry, start: Callable[[_Made], Any]) -> Callable[..., Any]
         if values is None and (values := _rebind(entry, run, head, args, kwargs)) is None:
             return fn(*args, **kwargs)
         method = bool(head) or entry.method
-        return start(_Made(entry, run, fn, args, kwargs, values, run.ledger.turn, tick(), method))
+        made = start(_Made(entry, run, fn, args, kwargs, values, run.ledger.turn, tick(), method))
+        made.__name__, made.__qualname__ = name, qualname  # "coroutine 'search' was never awaited"
+        return made
 
     return call_it
 
