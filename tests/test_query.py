@@ -3,13 +3,17 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolguard import _query
 from toolguard._query import available, shape
 
 BASE = "SELECT a.id, b.name FROM orders a JOIN people b ON a.who = b.id WHERE b.city = 'Rome' AND a.total > 10"
+
+
+def every(*strategies):
+    return lambda law: settings(deadline=None)(given(*strategies)(law))
 
 
 def same(*queries):
@@ -117,7 +121,7 @@ def test_a_minus_between_two_operands_is_structure():
         ('SELECT "Col1" FROM t', 'SELECT "Col2" FROM t'), ("SELECT `a b` FROM t", "SELECT `a c` FROM t"),
         ("CALL refund('x', 1)", "CALL charge('x', 1)"), ("EXPLAIN SELECT a FROM t", "EXPLAIN SELECT a FROM u"),
         ("SHOW TABLES LIKE 'x'", "SHOW COLUMNS LIKE 'x'"),
-        ("SELECT 1", "SELECT 1; SELECT 1"), ("SELECT f(1)", "SELECT f(1, 2)"), ("SELECT @@version", "SELECT @@rowcount"),
+        ("SELECT 1", "SELECT 1; SELECT 1"), ("SELECT f(a, b)", "SELECT f(a), b"), ("SELECT @@version", "SELECT @@rowcount"),
         ("SELECT a FROM t WHERE b IS NULL", "SELECT a FROM t WHERE b IS NOT NULL"),
         ("SELECT a FROM t WHERE b = NULL", "SELECT a FROM t WHERE b = 1"),
         ("SELECT a FROM t WHERE b", "SELECT a FROM t WHERE NOT b"),
@@ -145,6 +149,7 @@ def test_beyond_the_bound_ends_and_length_are_the_shape_and_the_middle_is_not_re
     assert same(f"a{filling}1{filling}b", f"a{filling}2{filling}b")
     assert distinct(f"a{filling}", f"b{filling}", f"a{filling}x", f"a{filling[1:]}b")
     assert distinct(f"a{filling}".encode(), f"b{filling}".encode())
+    assert distinct("x" * 32_767 + "a" + filling, "x" * 32_767 + "b" + filling, "x" * 32_768 + filling)
 
 
 # Whatever comes
@@ -190,11 +195,7 @@ def test_a_subclass_is_read_as_the_text_it_holds_and_none_of_its_code_runs():
     assert shape(Hostile("SELECT 1")) == shape("select 2")
 
 
-def test_an_invalid_encoding_is_no_error():
-    assert len(shape(b"SELECT '\xff\xfe' FROM \xc3")) == 16
-
-
-@given(st.one_of(st.text(), st.binary(), st.text(alphabet="'\"`$[](){}%:@?-+*/#\\., \n0xeINVALUESselctfrom;")))
+@every(st.one_of(st.text(), st.binary(), st.text(alphabet="'\"`$[](){}%:@?-+*/#\\., \n0xeINVALUESselctfrom;")))
 def test_any_text_or_bytes_have_a_shape(sql):
     assert len(shape(sql)) == 16
 
@@ -220,29 +221,29 @@ LITERALS = st.one_of(
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).map(lambda name: f"n_{name}")
 
 
-@given(LITERALS, LITERALS)
+@every(LITERALS, LITERALS)
 def test_literals_never_change_the_shape(one, other):
     template = "SELECT a FROM t WHERE b = {} AND c BETWEEN {} AND {} OR f({}, {}) LIMIT {}"
     assert same(template.format(*[one] * 6), template.format(*[other] * 6))
 
 
-@given(st.lists(st.sampled_from([" ", "\n", "\t ", " /* c */ ", " -- c\n", "\r\n"]), min_size=22, max_size=22))
+@every(st.lists(st.sampled_from([" ", "\n", "\t ", " /* c */ ", " -- c\n", "\r\n"]), min_size=22, max_size=22))
 def test_gaps_never_change_the_shape(gaps):
     assert same(BASE, "".join(word + gap for word, gap in zip(BASE.split(" "), gaps, strict=False)))
 
 
-@given(st.lists(st.booleans(), min_size=len(BASE), max_size=len(BASE)))
+@every(st.lists(st.booleans(), min_size=len(BASE), max_size=len(BASE)))
 def test_case_never_changes_the_shape(swap):
     assert same(BASE, "".join(c.swapcase() if up else c for c, up in zip(BASE, swap, strict=True)))
 
 
-@given(st.lists(LITERALS, min_size=1), st.lists(LITERALS, min_size=1))
+@every(st.lists(LITERALS, min_size=1), st.lists(LITERALS, min_size=1))
 def test_lists_of_literals_never_change_the_shape(one, other):
     template = "SELECT a FROM t WHERE b IN ({0}) UNION VALUES ({1}) ORDER BY 1"
     assert same(*(template.format(", ".join(items), "), (".join(items)) for items in (one, other)))
 
 
-@given(NAMES, NAMES, NAMES, NAMES)
+@every(NAMES, NAMES, NAMES, NAMES)
 def test_table_and_column_names_are_the_shape(table, column, other_table, other_column):
     query = "SELECT {1} FROM {0} WHERE {1} = 1"
     expected = (table, column) == (other_table, other_column)

@@ -18,7 +18,6 @@ the text as it is. sqlglot's parser is never used: it recurses, and is a hundred
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -40,9 +39,9 @@ _OPENING: Final = frozenset(
     "glob having ilike in intersect interval like limit mod next not offset on or qualify regexp return returning "
     "rlike select set some then to top union using values when where with xor".split()
 )
-# Each alternative is linear, also where it fails: no two adjacent repeats can take the same characters.
-_SCAN: Final = re.compile(
-    r"""
+# Each alternative is linear, also where it fails: no two adjacent repeats can take the same characters. The pattern is
+# text, which `re` compiles and keeps when first used, since few programs have a tool that declares a query.
+_SCAN: Final = r"""(?xsi)
       (?P<gap> \s+ | --[^\n\r]* | /\*.*?(?:\*/|\Z) | \#(?=\s)[^\n\r]* )
     | (?P<word> (?!(?:[bernx]|u&)')[^\W\d][\w$]*+ | [(),=*+<>!&|~^/-] | \.(?![0-9]) )
     | (?P<value> (?:[bernx]|u&)?(?:(?:'[^']*+')++(?:'[^']*\Z)?|'[^']*\Z) | \$(?P<tag>\w*)\$[^$]*+\$(?P=tag)\$
@@ -56,9 +55,7 @@ _SCAN: Final = re.compile(
     | (?P<bracketed> \[[^\W\d][\w\x20]{0,128}\] )
     | (?P<braces> \{[{%] | [}%]\} )
     | (?P<rest> \w[\w$]*+ | . )
-    """,
-    re.VERBOSE | re.DOTALL | re.IGNORECASE,
-)
+"""
 
 _key: Final = urandom(16)  # what was asked must not be guessable from the digests that are kept
 _known: Final[dict[bytes, bytes]] = {}
@@ -188,7 +185,7 @@ class _Scanner:
 
     def read(self, text: str) -> list[str]:
         words = self._words
-        for match in _SCAN.finditer(text):
+        for match in re.finditer(_SCAN, text):
             kind = match.lastgroup
             if kind == "word":
                 words.append(match[0].casefold())
@@ -235,13 +232,15 @@ class _Scanner:
             self._words.append(text.casefold())
 
 
-@dataclass(slots=True)
 class _List:
     """An open bracket, and where in the output its present item begins."""
 
-    kind: str  # "in", "values" (the rows), "row", "[", or "(" for every other
-    start: int
-    seen: set[str] = field(default_factory=set)
+    __slots__ = ("kind", "seen", "start")
+
+    def __init__(self, kind: str, start: int) -> None:
+        self.kind = kind  # "in", "values" (the rows), "row", "[", or "(" for every other
+        self.start = start
+        self.seen: set[str] = set()
 
     def end_item(self, out: list[str]) -> None:
         """Keep one word for the item just read, or none if the list has had its like."""
