@@ -113,6 +113,7 @@ class Metered(Same, Function):
     def __init__(self, wrapped: Any, entry: Entry) -> None:
         super().__init__(wrapped, _never)
         self._self_entry = entry
+        self._self_inner: Metered | None = None
         self._self_go = caller(entry)
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -129,7 +130,11 @@ class Metered(Same, Function):
 
     def _self_unbound(self) -> "Metered":
         function = getattr(self.__wrapped__, "__func__", None)
-        return self if function is None else _wrap(function, self._self_entry)
+        if function is None:
+            return self
+        if self._self_inner is None:
+            self._self_inner = _wrap(function, self._self_entry)
+        return self._self_inner
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _qualified_name(self)
