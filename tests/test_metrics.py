@@ -264,7 +264,7 @@ async def test_calls_of_many_tasks_are_all_counted(measured, name):
             raise ValueError
         return n
 
-    with toolguard.run(per_tool=60, aggregate=0):
+    with toolguard.run(per_tool=60, aggregate=0, refused_calls=0):
         await asyncio.gather(*(made(n) for n in range(100)), return_exceptions=True)
     assert measured.calls(name) == {("read", "ok"): 30, ("read", "error"): 30, ("read", "refused", "per_tool"): 40}
 
