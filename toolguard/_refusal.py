@@ -44,7 +44,14 @@ class Refusal(str):
     run_id: str | None
 
     def __new__(cls, text: str, **fields: Any) -> Self:
-        """Make a refusal with the given text and fields; a missing field is `None`."""
+        """Make a refusal with the given text and fields; a missing field is `None`.
+
+        Raises:
+            TypeError: there is no such field.
+        """
+        if unknown := fields.keys() - set(_FIELDS):
+            msg = f"a Refusal has no field {', '.join(sorted(unknown))} (fields: {', '.join(_FIELDS)})"
+            raise TypeError(msg)
         self = super().__new__(cls, text)
         self.__dict__.update({name: fields.get(name) for name in _FIELDS})
         return self
@@ -53,6 +60,9 @@ class Refusal(str):
         """Return every field with `status="refused"` and `text`, as plain data; no key is a `LogRecord` attribute."""
         fields = {name: self.__dict__[name] for name in _FIELDS}
         return {"status": "refused", "executed": False, **fields, "text": str.__str__(self)}
+
+    def __bool__(self) -> Literal[True]:
+        return True
 
     def __repr__(self) -> str:
         return f"Refusal({self.reason}: {str.__repr__(self)})"

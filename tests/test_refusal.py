@@ -1,0 +1,418 @@
+"""A refusal is a text that never reads like a success, and data that survives every way a program passes it on."""
+
+import copy
+import json
+import logging
+import pickle
+import re
+
+import pydantic
+import pydantic_core
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+import toolguard
+from toolguard import NotExecuted, Refusal, metered, walls
+from toolguard._ledger import BUSY, GATE
+from toolguard._refusal import refusal as worded
+from toolguard._session import OUTSIDE
+from toolguard._values import Refused
+from toolguard.testing import assert_executed, assert_refused, isolated
+
+FIELDS = ["reason", "rule", "tool", "kind", "used", "limit", "retry", "run_id"]
+
+
+@metered(kind="read")
+def read(key: int = 0) -> int:
+    return key
+
+
+@metered(kind="read", name="read_other")
+def other(key: int = 0) -> int:
+    return key
+
+
+@metered(kind="send")
+def send(body: str = "") -> str:
+    return body
+
+
+@metered(kind="read", query="sql")
+def run_sql(sql: str) -> str:
+    return sql
+
+
+@pytest.fixture
+def refused():
+    with toolguard.run(aggregate=1, run_id="r-1"):
+        read(1)
+        return assert_refused(read(2), "aggregate")
+
+
+# Its fields -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_fields_say_who_refused_what_and_what_may_be_tried(refused):
+    assert [getattr(refused, name) for name in FIELDS] == ["aggregate", None, "read", "read", 1, 1, "identical", "r-1"]
+    assert refused.executed is False
+
+
+def test_to_dict_is_every_field_with_status_and_text_as_plain_data(refused):
+    assert refused.to_dict() == {
+        "status": "refused", "executed": False, "reason": "aggregate", "rule": None, "tool": "read", "kind": "read",
+        "used": 1, "limit": 1, "retry": "identical", "run_id": "r-1", "text": str(refused),
+    }  # fmt: skip
+    assert type(refused.to_dict()["text"]) is str
+    assert json.loads(json.dumps(refused.to_dict())) == refused.to_dict()
+
+
+def test_to_dict_can_be_the_extra_of_a_log_record(refused, caplog):
+    with caplog.at_level(logging.INFO):
+        logging.getLogger("anybody").info("refused", extra=refused.to_dict())
+    (record,) = [record for record in caplog.records if record.name == "anybody"]
+    assert (record.reason, record.used, record.text) == ("aggregate", 1, str(refused))
+
+
+def test_no_field_hides_what_a_text_can_do(refused):
+    assert {*FIELDS, "executed", "to_dict"} & set(dir(str)) == set()
+    assert refused.count("did NOT execute") == 1
+    assert refused.upper() == str(refused).upper()
+
+
+@pytest.mark.parametrize("name", [*FIELDS, "executed", "anything"])
+def test_a_refusal_cannot_be_changed(refused, name):
+    with pytest.raises(AttributeError, match="immutable"):
+        setattr(refused, name, "changed")
+    with pytest.raises(AttributeError, match="immutable"):
+        delattr(refused, name)
+    assert getattr(refused, name, None) != "changed"
+
+
+def test_what_to_dict_returns_can_be_changed_without_changing_the_refusal(refused):
+    refused.to_dict()["reason"] = "changed"
+    assert refused.reason == "aggregate"
+
+
+def test_a_field_that_was_not_given_is_none():
+    bare = Refusal("text")
+    assert [getattr(bare, name) for name in FIELDS] == [None] * len(FIELDS)
+
+
+def test_a_refusal_cannot_be_given_a_field_that_it_does_not_have():
+    with pytest.raises(TypeError, match="resaon"):
+        Refusal("text", resaon="aggregate")
+
+
+def test_repr_shows_reason_and_text(refused):
+    assert repr(refused) == f"Refusal(aggregate: {str(refused)!r})"
+
+
+# It is a text -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_a_text_equal_to_its_text(refused):
+    text = str(refused)
+    assert type(text) is str
+    assert refused == text
+    assert text == refused
+    assert hash(refused) == hash(text)
+    assert {text: 1}[refused] == 1
+    assert f"{refused}" == refused[:] == refused + "" == text
+    assert refused.encode() == text.encode()
+
+
+def test_a_refusal_is_true_whatever_its_text(refused):
+    assert bool(refused) is True
+    assert bool(Refusal("")) is True
+    assert (refused or "something else") is refused
+
+
+def test_a_refusal_is_told_from_the_same_text_by_its_type(refused):
+    assert isinstance(refused, Refusal)
+    assert not isinstance(str(refused), Refusal)
+    match refused:
+        case Refusal("per_tool"):
+            pytest.fail("the reason is another")
+        case Refusal(reason="aggregate", retry="identical"):
+            pass
+        case _:
+            pytest.fail("a refusal matches by reason")
+    match refused:
+        case Refusal(reason):
+            assert reason == "aggregate"
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [json.dumps, lambda value: pydantic_core.to_json(value).decode(), lambda value: json.dumps({"content": value})[12:-1]],
+)
+def test_a_refusal_is_encoded_to_json_as_its_text(refused, encoded):
+    assert json.loads(encoded(refused)) == str(refused)
+
+
+def test_other_encoders_take_it_for_a_text(refused):
+    orjson = pytest.importorskip("orjson")
+    assert json.loads(orjson.dumps({"content": refused})) == {"content": str(refused)}
+
+
+# Copies and pickles -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_refusal_survives_pickling_with_all_fields(refused, protocol):
+    again = pickle.loads(pickle.dumps([refused, refused], protocol))
+    assert type(again[0]) is Refusal
+    assert again[0].to_dict() == refused.to_dict()
+    assert again[0] is again[1]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda value: copy.deepcopy({"a": [value]})["a"][0]])
+def test_a_copy_of_a_refusal_is_the_refusal(refused, copied):
+    assert copied(refused) is refused
+
+
+def test_a_refusal_is_marked_final_for_type_checkers():
+    assert Refusal.__final__
+
+
+# pydantic and FastAPI ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "annotation", [Refusal, int | Refusal, str | Refusal, Refusal | str, list[int] | Refusal, Refusal | None]
+)
+def test_a_field_that_may_be_a_refusal_keeps_the_very_refusal(refused, annotation):
+    class Answer(pydantic.BaseModel):
+        value: annotation
+
+    assert Answer(value=refused).value is refused
+    assert json.loads(Answer(value=refused).model_dump_json()) == {"value": str(refused)}
+    assert Answer(value=refused).model_dump() == {"value": refused}
+    assert Answer(value=refused).model_copy(deep=True).value is refused
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [(int | Refusal, 3), (str | Refusal, "found"), (Refusal | str, "found"), (list[int] | Refusal, [1])],
+)
+def test_a_field_that_may_be_a_refusal_takes_a_value_for_a_value(annotation, value):
+    validated = pydantic.TypeAdapter(annotation).validate_python(value)
+    assert validated == value
+    assert not isinstance(validated, Refusal)
+
+
+def test_a_text_is_no_refusal_to_pydantic(refused):
+    for text in ("text", str(refused)):
+        with pytest.raises(pydantic.ValidationError):
+            pydantic.TypeAdapter(Refusal).validate_python(text)
+
+
+def test_strict_validation_takes_a_refusal(refused):
+    class Strict(pydantic.BaseModel, strict=True):
+        value: int | Refusal
+
+    assert Strict(value=refused).value is refused
+    with pytest.raises(pydantic.ValidationError):
+        Strict(value=str(refused))
+
+
+@pytest.mark.parametrize("mode", ["validation", "serialization"])
+def test_the_json_schema_of_a_refusal_is_a_text(mode):
+    assert pydantic.TypeAdapter(Refusal).json_schema(mode=mode) == {"type": "string"}
+    assert pydantic.TypeAdapter(int | Refusal).json_schema(mode=mode) == {"anyOf": [{"type": "integer"}, {"type": "string"}]}
+
+
+def test_an_endpoint_that_answers_with_a_tools_result_answers_with_the_refusals_text():
+    app = FastAPI()
+
+    @app.get("/int")
+    async def whole() -> int | Refusal:
+        return read(1)
+
+    @app.get("/text")
+    async def text() -> str | Refusal:
+        return send("b")
+
+    @app.get("/model")
+    async def inside() -> dict[str, int | Refusal]:
+        return {"value": read(1)}
+
+    client = TestClient(app)
+    with isolated({"outside_run": "refuse"}):
+        for path, tool in (("/int", "read"), ("/text", "send")):
+            assert client.get(path).json().startswith(f"{tool} did NOT execute: ")
+        assert client.get("/model").json()["value"].startswith("read did NOT execute")
+    with isolated({"outside_run": "allow"}):
+        assert [client.get(path).json() for path in ("/int", "/text", "/model")] == [1, "b", {"value": 1}]
+    assert app.openapi()["paths"]["/int"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]["anyOf"] == [
+        {"type": "integer"},
+        {"type": "string"},
+    ]
+
+
+# Its text, by reason ----------------------------------------------------------------------------------------------------
+
+
+def by_per_tool():
+    with toolguard.run(per_tool=2, aggregate=0):
+        return [read(n) for n in range(3)][-1]
+
+
+def by_aggregate():
+    with toolguard.run(aggregate=2):
+        return [read(n) for n in range(3)][-1]
+
+
+def by_delivery():
+    with toolguard.run(delivery=2):
+        return [send(str(n)) for n in range(3)][-1]
+
+
+def by_query_loop():
+    pytest.importorskip("sqlglot")
+    with toolguard.run(query_loop=2):
+        return [run_sql(f"SELECT a FROM t WHERE b = {n}") for n in range(3)][-1]
+
+
+def by_hard_cap():
+    with toolguard.run(hard_cap=2):
+        return [read(n) for n in range(3)][-1]
+
+
+def by_stuck():
+    with toolguard.run(adaptive_soft=3, adaptive_repeats=3, aggregate=0, per_tool=0):
+        return [read(1) for n in range(4)][-1]
+
+
+def by_backstop():
+    with toolguard.run(adaptive_soft=1, adaptive_multiplier=2, aggregate=0, per_tool=0):
+        return [read(n) for n in range(3)][-1]
+
+
+def by_refused_calls():
+    with toolguard.run(per_tool=1, refused_calls=2, aggregate=0):
+        return [read(n) for n in range(4)][-1]
+
+
+def by_refused_turns():
+    with toolguard.run(per_tool=1, refused_turns=2, aggregate=0) as run:
+        read(0)
+        for n in range(2):
+            run.turn()
+            read(n)
+        run.turn()
+        return read(3)
+
+
+@pytest.mark.parametrize(
+    ("made", "reason", "rule", "used", "limit", "retry"),
+    [
+        (by_per_tool, "per_tool", None, 2, 2, "different"),
+        (by_aggregate, "aggregate", None, 2, 2, "identical"),
+        (by_delivery, "delivery", None, 2, 2, "different"),
+        (by_query_loop, "query_loop", None, 2, 2, "different"),
+        (by_hard_cap, "hard_stop", "explicit", 2, 2, "never"),
+        (by_stuck, "hard_stop", "stuck", 3, 3, "never"),
+        (by_backstop, "hard_stop", "backstop", 2, 2, "never"),
+        (by_refused_calls, "refused_calls", None, 2, 2, "never"),
+        (by_refused_turns, "refused_turns", None, 2, 2, "never"),
+    ],
+)
+def test_the_text_of_every_wall_says_that_nothing_ran_why_with_the_numbers_and_what_to_do_next(
+    made, reason, rule, used, limit, retry
+):
+    answer = assert_refused(made(), reason)
+    assert (answer.rule, answer.used, answer.limit, answer.retry) == (rule, used, limit, retry)
+    assert answer.startswith(f"{answer.tool} did NOT execute: ")
+    assert str(used) in re.findall(r"\d+", answer)
+    assert str(limit) in re.findall(r"\d+", answer)
+    advice = {"never": "Answer now with what you have", "identical": "repeat it with the same arguments"}
+    assert advice.get(retry, "") in answer
+    assert answer.endswith(".")
+
+
+def test_every_wall_that_can_refuse_is_among_those_texts():
+    tested = {"per_tool", "aggregate", "delivery", "query_loop", "hard_stop", "refused_calls", "refused_turns"}
+    assert {wall.name for wall in walls.TABLE if wall.admit or wall.refused} == tested
+
+
+def by_stop():
+    with toolguard.run() as run:
+        run.stop("Enough.")
+        return read(1)
+
+
+def by_outside_run():
+    with isolated({"outside_run": "refuse"}):
+        return read(1)
+
+
+def by_gate():
+    @metered(kind="read")
+    def hesitant():
+        raise NotExecuted("ask ann first")
+
+    with toolguard.run():
+        return hesitant()
+
+
+@pytest.mark.parametrize(
+    ("made", "reason", "retry"),
+    [(by_stop, "stop", "never"), (by_outside_run, "outside_run", "never"), (by_gate, "gate", "different")],
+)
+def test_a_refusal_where_nothing_was_counted_has_no_numbers_and_says_that_nothing_ran(made, reason, retry):
+    answer = assert_refused(made(), reason)
+    assert (answer.used, answer.limit, answer.rule, answer.retry) == (None, None, None, retry)
+    assert " did NOT execute" in answer
+    assert re.findall(r"\d", answer) == []
+
+
+@pytest.mark.parametrize("why", [BUSY, GATE, OUTSIDE], ids=lambda why: why.reason)
+def test_every_other_reason_has_words(why):
+    answer = worded(why, "read", "read", None)
+    assert answer.startswith("read did NOT execute: ")
+    assert answer.reason == why.reason
+    assert answer.run_id is None
+
+
+def test_a_refusal_claims_no_success_and_no_result():
+    for made in (by_per_tool, by_aggregate, by_delivery, by_hard_cap, by_stop, by_outside_run):
+        assert not re.search(r"\b(success|succeeded|done|ok|result is|completed|error)\b", made(), re.IGNORECASE)
+
+
+@pytest.mark.parametrize("message", ["", "verbatim {} %s ✓\nsecond line"])
+def test_the_message_of_a_gate_is_passed_on_verbatim(message):
+    answer = worded(Refused("gate", None, None, "different"), "read", "read", "r", message)
+    assert str(answer) == (f"read did NOT execute: {message}" if message else "read did NOT execute.")
+
+
+def test_the_refusals_of_a_run_are_the_very_answers():
+    with toolguard.run(per_tool=1, aggregate=0) as run:
+        read()
+        answers = [read(n) for n in range(3)]
+    assert all(kept is answer for kept, answer in zip(run.refusals, answers, strict=True))
+    assert {answer.run_id for answer in answers} == {run.id}
+
+
+def test_an_unbindable_call_never_becomes_a_refusal():
+    with toolguard.run() as run:
+        with pytest.raises(TypeError):
+            read(1, 2)
+        assert run.refusals == ()
+
+
+# Helpers for tests ------------------------------------------------------------------------------------------------------
+
+
+def test_the_helpers_say_what_came_instead(refused):
+    assert assert_refused(refused) is refused
+    assert_executed(3)
+    with pytest.raises(AssertionError, match="executed and returned int"):
+        assert_refused(3)
+    with pytest.raises(AssertionError, match="executed and returned str"):
+        assert_refused(str(refused))
+    with pytest.raises(AssertionError, match="refusal by per_tool, got one by aggregate"):
+        assert_refused(refused, "per_tool")
+    with pytest.raises(AssertionError, match="did NOT execute"):
+        assert_executed(refused)
