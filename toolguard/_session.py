@@ -143,8 +143,12 @@ class Loose(Frame):
             self.ledger.set_stop(why)
         self.hasher = Hasher(b"")
         self.clock = _clock
+        self.find_scope()
+
+    def find_scope(self) -> None:
+        """Take up the providers that are set by now."""
         self.tracer, duration = scope()
-        self.duration = duration if settings.duration_histogram else None
+        self.duration = duration if self.settings.duration_histogram else None
 
 
 OUTSIDE: Final = Refused("outside_run", None, None, "never")
@@ -153,12 +157,14 @@ _loose: dict[str, Loose] = {}
 
 
 def _at_large(name: str, marks: Mapping[str, Any] | None = None, why: Refused | None = None) -> Loose:
-    """Return one of the places outside a run, made anew when configuration or providers changed."""
+    """Return one of the places outside a run, made anew when the configuration changed."""
     settings = _config.settings()
     place = _loose.get(name)
-    if place is None or place.settings is not settings or place.tracer is None:
+    if place is None or place.settings is not settings:
         place = _loose[name] = Loose(settings, None, why)
         place.marks = marks
+    elif place.tracer is None:
+        place.find_scope()
     return place
 
 
