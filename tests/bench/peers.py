@@ -13,8 +13,18 @@ from typing import Any, Final
 
 from tests.bench.cases import in_run, metered, null_exporter, repeat, search
 from tests.bench.timing import measure
+from toolguard import _telemetry
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def _plain_provider() -> Any:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(null_exporter()))
+    return provider
 
 
 def _traceloop() -> Callable[..., Any]:
@@ -41,23 +51,15 @@ def _logfire() -> Callable[..., Any]:
 def _openinference() -> Callable[..., Any]:
     from openinference.instrumentation import OITracer, TraceConfig
     from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    provider = TracerProvider()
-    provider.add_span_processor(BatchSpanProcessor(null_exporter()))
-    trace.set_tracer_provider(provider)
+    trace.set_tracer_provider(_plain_provider())
     return OITracer(trace.get_tracer("bench"), config=TraceConfig()).tool(search)
 
 
 def _langfuse() -> Callable[..., Any]:
     from langfuse import Langfuse, observe
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    provider = TracerProvider()
-    provider.add_span_processor(BatchSpanProcessor(null_exporter()))
-    Langfuse(public_key="pk", secret_key="sk", base_url="http://127.0.0.1:9", tracer_provider=provider)
+    Langfuse(public_key="pk", secret_key="sk", base_url="http://127.0.0.1:9", tracer_provider=_plain_provider())
     return observe(as_type="tool")(search)
 
 
@@ -75,7 +77,7 @@ def peers(rounds: int) -> Iterator[str]:
         with tempfile.TemporaryDirectory() as folder:
             venv.create(folder, with_pip=True)
             python = str(Path(folder) / "bin" / "python")
-            packages = [str(ROOT), distribution, "opentelemetry-sdk", "wrapt"]
+            packages = [str(ROOT), distribution, "opentelemetry-sdk", "wrapt", "httpx"]
             done = subprocess.run(
                 [python, "-m", "pip", "install", "-q", *packages], capture_output=True, text=True, check=False
             )
@@ -95,7 +97,9 @@ def main(name: str, rounds: int) -> None:
     """Measure one peer in this process, and print the ratio."""
     logging.disable(logging.CRITICAL)
     peer = PEERS[name][1]()
-    with in_run():
+    # A peer may have set a provider of its own make; toolguard is measured on the plain SDK, as in row 1.
+    _telemetry._scope = _telemetry.Scope(_plain_provider().get_tracer("toolguard"), None)
+    with in_run(histogram=False):
         timed = measure({"metered": repeat(metered()), "peer": repeat(peer)}, calls=200, rounds=rounds)
     print(json.dumps({"ratio": timed["metered"].over(timed["peer"]), "peer_us": timed["peer"].us}))
 
