@@ -727,6 +727,38 @@ def test_a_generator_abandoned_in_a_cycle_is_ended_by_the_collector(spans):
         assert outcome(spans) == ("abandoned", 1)
 
 
+@pytest.mark.parametrize("end", ["exhausted", "closed", "abandoned", "never stepped"])
+def test_a_bound_tool_that_streams_ends_as_the_tool_does(spans, end):
+    with toolguard.run() as run:
+        bound = run.bind(count)
+    stream = bound(3)
+    if end != "never stepped":
+        next(stream)
+    if end == "exhausted":
+        assert list(stream) == [1, 2]
+    elif end == "closed":
+        stream.close()
+    del stream
+    gc.collect()
+    if end == "never stepped":
+        assert spans.calls() == []
+    else:
+        assert outcome(spans) == ({"exhausted": "ok"}.get(end, end), 3 if end == "exhausted" else 1)
+    assert run.usage().executed == (end != "never stepped")
+
+
+async def test_a_bound_async_stream_that_is_left_early_is_abandoned_once(spans):
+    with toolguard.run() as run:
+        bound = run.bind(acount)
+    async for _ in bound(3):
+        break
+    gc.collect()
+    while not spans.calls():  # noqa: ASYNC110  the loop ends it, and tells nobody
+        await asyncio.sleep(0)
+    assert outcome(spans) == ("abandoned", 1)
+    assert run.usage().executed == 1
+
+
 def in_thread(function):
     result = []
     thread = threading.Thread(target=lambda: result.append(function()))

@@ -20,7 +20,7 @@ from toolguard._ledger import GATE, UNBINDABLE, Plan
 from toolguard._refusal import Refusal, refusal
 from toolguard._registry import Spec
 from toolguard._session import CURRENT, UNCOUNTED, Frame, Within, harness, log, outside, refusing
-from toolguard._stream import adrive, drive
+from toolguard._stream import Step, adrive, drive
 from toolguard._values import Call, Kind, Outcome, Refused, Tool, canonical
 
 __all__ = ["NO_HEAD", "Entry", "Options", "Query", "caller", "caller_within"]
@@ -274,6 +274,9 @@ def fail(
     """Settle a call that raised, and end its span; a `NotExecuted` comes back as a refusal."""
     call.outcome = "abandoned" if abandoned else _outcome(error)
     name = _telemetry.type_name(error) if call.outcome == "error" else None
+    if name is not None and call.plan.digest and not items:
+        # The same failure again is nothing new. What an exception shows of itself may be the user's code; `args` is not.
+        call.digest = run.hasher.digest((name, BaseException.args.__get__(error)))  # type: ignore[attr-defined]
     run.ledger.end(call)
     answer = None
     extra: dict[str, Any] = {} if items is None else {_names.STREAM_ITEMS: items}
@@ -451,11 +454,22 @@ class _Streamed(Within):
         return fail(self._made.entry, self._made.run, self._call, error, items=self.items, abandoned=abandoned)
 
 
+def _driver(entry: Entry) -> Callable[[Callable[[], Any], Step], Any]:
+    return drive if inspect.isgeneratorfunction(entry.function) else adrive
+
+
 def _stream(made: _Made) -> Any:
     step = _Streamed(made)
-    made_of = drive if inspect.isgeneratorfunction(made.entry.function) else adrive
-    stream = made_of(made.body, step)
+    stream = _driver(made.entry)(made.body, step)
     step.me = weakref.ref(stream)
+    return stream
+
+
+def _stream_within(place: Within, made: _Made) -> Any:
+    step = _Streamed(made)
+    drive_it = _driver(made.entry)
+    stream = drive_it(lambda: drive_it(made.body, step), place)
+    step.me = weakref.ref(stream)  # the consumer holds the outer one
     return stream
 
 
@@ -501,10 +515,8 @@ def caller_within(entry: Entry, inside: Callable[[], Within]) -> Callable[..., A
     function = entry.function
     if inspect.iscoroutinefunction(function):
         go = _starting(entry, lambda made: _coroutine_within(inside(), made))
-    elif inspect.isgeneratorfunction(function):
-        go = _starting(entry, lambda made: drive(lambda: _stream(made), inside()))
-    elif inspect.isasyncgenfunction(function):
-        go = _starting(entry, lambda made: adrive(lambda: _stream(made), inside()))
+    elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        go = _starting(entry, lambda made: _stream_within(inside(), made))
     else:
         go = _sync(entry)
 
