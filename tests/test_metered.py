@@ -952,6 +952,22 @@ def test_an_inner_refusal_passes_unchanged_and_the_charge_of_the_outer_call_stay
         assert run.usage().by_reason == {"per_tool": 1}
 
 
+def test_an_inner_refusal_that_is_passed_on_is_no_repeated_outcome_of_the_outer_tool():
+    @metered(kind="read", limit=1)
+    def inner():
+        return 1
+
+    @metered(kind="read")
+    def outer():
+        return inner()
+
+    with toolguard.run(adaptive_soft=2, adaptive_repeats=3, per_tool=0, aggregate=0) as run:
+        outer()
+        assert {assert_refused(outer()).tool for _ in range(8)} == {"inner"}
+        assert not run.stopped
+        assert run.usage().by_tool == {"outer": 9, "inner": 1}
+
+
 async def test_an_inner_refusal_passes_unchanged_through_a_coroutine():
     @metered(kind="read", limit=1)
     async def inner():

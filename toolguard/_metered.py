@@ -225,7 +225,11 @@ def metered(
     """Make a plain function an agent's tool: registered, charged to the current run, traced, and never raising a refusal.
 
     The tool returns what the function returns, raises what it raises, and returns a `Refusal` instead of running where a
-    wall of the run says no. A coroutine function returns it when awaited; a generator yields it once.
+    wall of the run says no. A coroutine function returns it when awaited; a generator yields it once. A plain function
+    that returns an awaitable is charged when it is called, and its refusal is the refusal itself.
+
+    Put caches and result validation below: a cache above keeps a refusal for good, and a validator of results above rejects
+    it unless the annotation says `R | Refusal`.
 
     Args:
         misused: nothing; it is here to explain `@metered` without parentheses.
