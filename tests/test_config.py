@@ -281,7 +281,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "a limit outside its table": (
         "[tool.toolguard]\nper_tool = 3\n",
-        "pyproject.toml:2: tool.toolguard.per_tool: unknown key (did you mean per_tool?)",
+        "pyproject.toml:2: tool.toolguard.per_tool: unknown key (it belongs in [tool.toolguard.limits])",
     ),
     "unknown table": (
         "[tool.toolguard.limit]\nper_tool = 3\n",

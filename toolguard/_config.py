@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -39,8 +40,15 @@ _MOST_DIGITS: Final = 24
 _MOST_BYTES: Final = 1 << 20
 _MOST_CALLS: Final = 1 << 63
 _RESERVED: Final = frozenset({"CONFIG", "REQUIRE_CONFIG", "SHARED_STORE", "RECORD", "TRACE_URL"})
+_PREFIX: Final = "TOOLGUARD_"
 _CAPTURE: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 _DEFAULT: Final = "default"
+_FILES: Final = ("toolguard.toml", "pyproject.toml")
+_BARE: Final = "[A-Za-z0-9_-]+"
+_TOOL: Final = "[a-z0-9_]{1,64}"
+
+Notes = list[tuple[int, str]]
+"""What there is to log once the settings are in force: level and text."""
 
 
 # What a value may be --------------------------------------------------------------------------------------------------
@@ -97,10 +105,6 @@ def _walls(value: object) -> frozenset[str]:
         msg = f"names no wall: {listed}; the walls are {', '.join(NAMES)}"
         raise _WrongError(msg)
     return frozenset(names)
-
-
-def _tool_names(value: object) -> frozenset[str]:
-    return frozenset(canonical(name) for name in _texts(value))
 
 
 def _check_of(key: Key) -> Callable[[object], Any]:
@@ -166,7 +170,7 @@ OPTIONS: Final[Mapping[str, Option]] = MappingProxyType(
             "What a call outside a run does: `warn` executes, traces and logs once a tool, `allow` is the bare function, "
             "`refuse` refuses.",
         ),
-        "local": Option(frozenset(), _tool_names, "", "Tools that no wall counts, such as a scratch pad."),
+        "local": Option(frozenset(), _texts, "", "Tools that no wall counts, such as a scratch pad."),
         "strip_prefixes": Option((), _texts, "", "Prefixes that a tool's name loses before it is counted."),
         "refused_status": Option(
             "unset",
@@ -237,13 +241,18 @@ class Settings:
         values: dict[str, Any] = {_dotted(name): getattr(self, name) for name in OPTIONS}
         values |= {f"limits.{name}": value for name, value in resolve(self, None).limits.items()}
         values |= {f"tools.{name}.limit": n for name, n in self.tools.items()}
-        values |= {f"agents.{agent}.{name}": n for agent, table in self.agents.items() for name, n in table.items()}
+        for agent, table in self.agents.items():
+            values |= {_path(("agents", agent, name)): self.environment.get(name, n) for name, n in table.items()}
         return {key: {"value": _plain(value), "origin": self.origin(key)} for key, value in values.items()}
 
 
 def _dotted(name: str) -> str:
     table = OPTIONS[name].table
     return f"{table}.{name}" if table else name
+
+
+def _path(parts: Iterable[object]) -> str:
+    return ".".join(part if re.fullmatch(_BARE, part) else repr(part) for part in map(str, parts))
 
 
 def _plain(value: Any) -> Any:
@@ -280,7 +289,7 @@ class _Reader:
         self.origins: dict[str, str] = {}
 
     def wrong(self, path: tuple[str, ...], problem: str) -> None:
-        self.problems.append(f"{self.place(path)}: {self.prefix}{'.'.join(path)}: {problem}")
+        self.problems.append(f"{self.place(path)}: {self.prefix}{_path(path)}: {problem}")
 
     def take(self, path: tuple[str, ...], value: object, check: Callable[[object], Any]) -> Any:
         try:
@@ -288,7 +297,7 @@ class _Reader:
         except _WrongError as error:
             self.wrong(path, str(error))
             return None
-        self.origins[".".join(path)] = self.place(path)
+        self.origins[_path(path)] = self.place(path)
         return taken
 
     def table(self, path: tuple[str, ...], value: object) -> Mapping[str, object]:
@@ -298,7 +307,13 @@ class _Reader:
         return {}
 
     def unknown(self, path: tuple[str, ...], known: Iterable[str]) -> None:
-        self.wrong(path, f"unknown key{_hint(path[-1], known)}")
+        home = _home(path[-1])
+        if home is None or home == ".".join(path[:-1]):
+            self.wrong(path, f"unknown key{_hint(path[-1], known)}")
+        elif table := f"{self.prefix}{home}".removesuffix("."):
+            self.wrong(path, f"unknown key (it belongs in [{table}])")
+        else:
+            self.wrong(path, "unknown key (it belongs at the top, before any table)")
 
     def read(self, content: Mapping[str, object]) -> None:
         tops = {name for name, option in OPTIONS.items() if not option.table}
@@ -308,6 +323,8 @@ class _Reader:
                 self._option((name,), value)
             elif reader := readers.get(name):
                 self.values[name] = reader(self.table((name,), value))
+            elif name == "tool" and not self.prefix:
+                self.wrong(("tool",), "unknown key (only a file named pyproject.toml has its keys in [tool.toolguard])")
             else:
                 self.unknown((name,), (*tops, *readers, *KEYS))
 
@@ -337,19 +354,47 @@ class _Reader:
         read = {agent: self._limits(self.table(("agents", agent), v), ("agents", agent)) for agent, v in table.items()}
         return MappingProxyType(read)
 
-    def _tools(self, table: Mapping[str, object]) -> Mapping[str, int]:
-        taken: dict[str, int] = {}
-        spelled: dict[str, str] = {}
+    def _tools(self, table: Mapping[str, object]) -> Mapping[str, int | None]:
+        taken: dict[str, int | None] = {}
         for tool, value in table.items():
-            name = canonical(tool)
-            if (other := spelled.setdefault(name, tool)) != tool:
-                self.wrong(("tools", tool), f"is the same tool as {other!r}")
+            taken[tool] = None
             for key, n in self.table(("tools", tool), value).items():
                 if key == "limit":
-                    taken[name] = self.take(("tools", tool, key), n, _number)
+                    taken[tool] = self.take(("tools", tool, key), n, _number)
                 else:
                     self.unknown(("tools", tool, key), ("limit",))
-        return MappingProxyType(taken)
+        return taken
+
+
+def _home(name: str) -> str | None:
+    """Return the table in which a key stands, or None where it is no key."""
+    option = OPTIONS.get(name)
+    return option.table if option else "limits" if name in KEYS else None
+
+
+def _fold(reader: _Reader, values: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """Fold the names of tools as tools are counted, now that file and environment have said which prefixes they lose."""
+    prefixes = values.get("strip_prefixes", ())
+    tools: dict[str, int] = {}
+    spelled: dict[str, str] = {}
+    for tool, limit in values.get("tools", {}).items():
+        name = canonical(str(tool), prefixes)
+        if not re.fullmatch(_TOOL, name):
+            reader.wrong(("tools", tool), "is no tool's name: 1 to 64 letters, digits, _ and -")
+        if (other := spelled.setdefault(name, tool)) != tool:
+            reader.wrong(("tools", tool), f"is the same tool as {other!r}")
+        elif limit is not None:
+            tools[name] = limit
+            origins[f"tools.{name}.limit"] = origins.pop(_path(("tools", tool, "limit")))
+    local = frozenset(canonical(name, prefixes) for name in values.get("local", ()))
+    values |= {"tools": MappingProxyType(tools), "local": local}
+    place = origins.get("local", _DEFAULT)
+    label = place if place.startswith(_PREFIX) else f"{place}: {reader.prefix}local"
+    return [
+        f"{label}: {name!r} is no tool's name: 1 to 64 letters, digits, _ and -"
+        for name in local
+        if not re.fullmatch(_TOOL, name)
+    ]
 
 
 def _from_environment(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
@@ -357,9 +402,11 @@ def _from_environment(values: dict[str, Any], origins: dict[str, str]) -> list[s
     reader = _Reader(lambda path: f"TOOLGUARD_{path[-1].upper()}", "")
     limits: dict[str, Any] = {}
     for variable, text in sorted(os.environ.items()):
-        name = variable.removeprefix("TOOLGUARD_").lower()
-        if not variable.startswith("TOOLGUARD_") or not text.strip() or name.upper() in _RESERVED:
+        name = variable.removeprefix(_PREFIX).lower()
+        if not variable.startswith(_PREFIX) or not text.strip() or variable.removeprefix(_PREFIX) in _RESERVED:
             continue
+        if variable != f"{_PREFIX}{name.upper()}":
+            name = ""
         try:
             if option := OPTIONS.get(name):
                 values[name] = option.check(_parsed(text.strip(), name))
@@ -368,12 +415,17 @@ def _from_environment(values: dict[str, Any], origins: dict[str, str]) -> list[s
                 limits[name] = _check_of(key)(_parsed(text.strip(), name))
                 origins[f"limits.{name}"] = variable
             else:
-                known = [f"TOOLGUARD_{k.upper()}" for k in (*OPTIONS, *KEYS)]
-                reader.problems.append(f"{variable}: unknown variable{_hint(variable, known)}")
+                reader.problems.append(f"{variable}: unknown variable{_hint_of_variable(variable)}")
         except _WrongError as error:
             reader.problems.append(f"{variable}: {error}")
     values["environment"] = MappingProxyType(limits)
     return reader.problems
+
+
+def _hint_of_variable(variable: str) -> str:
+    # The prefix that all have in common would make all of them look alike.
+    hint = _hint(variable.removeprefix(_PREFIX).upper(), [*(name.upper() for name in (*OPTIONS, *KEYS)), *sorted(_RESERVED)])
+    return hint.replace("mean ", f"mean {_PREFIX}", 1)
 
 
 def _parsed(text: str, name: str) -> object:
@@ -388,21 +440,21 @@ def _parsed(text: str, name: str) -> object:
     if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
         return int(text)
     try:
-        return float(text) if key.share else text
+        return float(text) if key.share and not re.search("[eE_]", text) else text
     except ValueError:
         return text
 
 
-def _capture() -> bool:
+def _capture() -> tuple[bool, Notes]:
     value = os.environ.get(_CAPTURE, "").strip().upper()
     if value in {"SPAN_ONLY", "SPAN_AND_EVENT"}:
-        return True
+        return True, []
     if value == "TRUE":
-        _logger.warning("%s=true is taken as SPAN_ONLY; write that instead", _CAPTURE)
-        return True
+        return True, [(logging.WARNING, f"{_CAPTURE}=true is taken as SPAN_ONLY; write that instead")]
     if value not in {"", "NO_CONTENT", "EVENT_ONLY", "FALSE"}:
-        _logger.warning("%s=%s is not known, so no content is captured; use SPAN_ONLY", _CAPTURE, ascii(value[:40]))
-    return False
+        text = f"{_CAPTURE}={value[:40]!a} is not known, so no content is captured; use SPAN_ONLY"
+        return False, [(logging.WARNING, text)]
+    return False, []
 
 
 # Finding and loading files --------------------------------------------------------------------------------------------
@@ -411,22 +463,34 @@ def _capture() -> bool:
 def _read_file(path: Path) -> _toml.Document:
     """Read one file, or raise the `ConfigError` that names it and the cure."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        with open(path, "rb", opener=_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise _unusable(path, "is no regular file; name a TOML file")
             data = file.read(_MOST_BYTES + 1)
     except IsADirectoryError:
         raise _unusable(path, "is a directory; name the file in it") from None
     except FileNotFoundError:
-        raise _unusable(path, "does not exist; correct the path, or unset it to search for a file") from None
+        link = "is a link to a file that does not exist; mend the link"
+        raise _unusable(path, link if path.is_symlink() else _MISSING) from None
     except PermissionError:
         raise _unusable(path, "may not be read by this process; give it permission") from None
     except OSError as error:
         raise _unusable(path, f"cannot be read: {error.strerror or error}") from error
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise _unusable(path, f"is no path: {error}") from None
     if len(data) > _MOST_BYTES:
         raise _unusable(path, "is larger than 1 MiB; it cannot be a configuration")
     return _parse(path, data)
+
+
+_MISSING: Final = "does not exist; correct the path, or unset it to search for a file"
+
+
+def _at_once(path: str, flags: int) -> int:
+    # Opening a FIFO would otherwise wait for a writer for ever.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _parse(path: Path, data: bytes) -> _toml.Document:
@@ -438,7 +502,8 @@ def _parse(path: Path, data: bytes) -> _toml.Document:
     try:
         return _toml.parse(text)
     except _toml.TomlError as error:
-        raise ConfigError([f"{_relative(path)}:{error.line}: is no valid TOML: {error.problem}"]) from None
+        place = _relative(path) if error.line is None else f"{_relative(path)}:{error.line}"
+        raise ConfigError([f"{place}: is no valid TOML: {error.problem}"]) from None
 
 
 def _unusable(path: Path, problem: str) -> ConfigError:
@@ -447,9 +512,18 @@ def _unusable(path: Path, problem: str) -> ConfigError:
 
 def _relative(path: Path) -> str:
     try:
-        return str(path.absolute().relative_to(Path.cwd()))
+        shown = str(path.absolute().relative_to(Path.cwd()))
     except (ValueError, OSError):
-        return str(path)
+        shown = str(path)
+    return shown if shown.isprintable() else ascii(shown)
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:
+        # The working directory was removed: nothing is in it or above it.
+        return Path()
 
 
 class _Found(NamedTuple):
@@ -470,11 +544,11 @@ def _take(path: Path) -> _Found | None:
 
 
 def _search() -> _Found | None:
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        for name in ("toolguard.toml", "pyproject.toml"):
-            if (folder / name).is_file() and (found := _take(folder / name)):
-                return found
+    here = _here()
+    for path in (folder / name for folder in (here, *here.parents) for name in _FILES):
+        # A directory or a link to nothing is there too: to pass it over would drop every limit without a word.
+        if os.path.lexists(path) and (found := _take(path)):
+            return found
     return None
 
 
@@ -487,17 +561,20 @@ def _discover(path: str | os.PathLike[str] | None) -> _Found | None:
         return found
     found = _search()
     if found is None and os.environ.get("TOOLGUARD_REQUIRE_CONFIG", "").strip() not in {"", "0"}:
-        problem = f"no toolguard.toml and no pyproject.toml with [tool.toolguard] in {Path.cwd()} or above it"
+        problem = f"no toolguard.toml and no pyproject.toml with [tool.toolguard] in {_here()} or above it"
         raise ConfigError([f"TOOLGUARD_REQUIRE_CONFIG: {problem}; add one, or set TOOLGUARD_CONFIG"])
     return found
 
 
-def _load(path: str | os.PathLike[str] | None) -> Settings:
-    found = _discover(path)
+def _load(path: str | os.PathLike[str] | None) -> tuple[Settings, Notes]:
+    try:
+        found = _discover(path)
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *_from_environment({}, {})]) from None
     if found is None:
-        made = _build(_Reader(lambda _: _DEFAULT, ""), None, environment=True)
-        _logger.info("no configuration found in %s or above it; the defaults are in force", Path.cwd())
-        return made
+        made, notes = _build(_Reader(lambda _: _DEFAULT, ""), None, environment=True)
+        text = f"no configuration found in {_here()} or above it; the defaults are in force"
+        return made, [(logging.INFO, text), *notes]
     name = _relative(found.path)
 
     def place(key: tuple[str, ...]) -> str:
@@ -508,31 +585,38 @@ def _load(path: str | os.PathLike[str] | None) -> Settings:
         reader.read(found.content)
     else:
         reader.problems.append(f"{place(())}: tool.toolguard: should be a table, not {_shown(found.content)}")
-    made = _build(reader, str(found.path.absolute()), environment=True)
-    _logger.info("configuration from %s", found.path.absolute())
-    return made
+    source = str(found.path.absolute())
+    made, notes = _build(reader, source, environment=True)
+    return made, [(logging.INFO, f"configuration from {source}"), *notes]
 
 
-def _build(reader: _Reader, source: str | None, *, environment: bool) -> Settings:
+def _build(reader: _Reader, source: str | None, *, environment: bool) -> tuple[Settings, Notes]:
     values, origins = dict(reader.values), dict(reader.origins)
     values.pop("telemetry", None)
-    problems = reader.problems + (_from_environment(values, origins) if environment else [])
-    if problems:
+    problems = _from_environment(values, origins) if environment else []
+    problems += _fold(reader, values, origins)
+    if problems := reader.problems + problems:
         raise ConfigError(problems)
-    capture = _capture() if environment else False
-    return Settings(**values, capture_content=capture, source=source, origins=MappingProxyType(origins))
+    for agent, table in values.get("agents", {}).items():
+        overlaid = values.get("environment", {}).keys() & table.keys()
+        origins |= {_path(("agents", agent, name)): origins[f"limits.{name}"] for name in overlaid}
+    capture, notes = _capture() if environment else (False, [])
+    return Settings(**values, capture_content=capture, source=source, origins=MappingProxyType(origins)), notes
 
 
-def from_mapping(content: Mapping[str, Any], *, environment: bool = False) -> Settings:
-    """Return settings from the content of `[tool.toolguard]`.
+def from_mapping(content: Mapping[str, Any]) -> Settings:
+    """Return settings from the content of `[tool.toolguard]`, without file and environment.
 
     Args:
         content: the table.
-        environment: lay the environment's variables over it.
 
     Raises:
         ConfigError: the content cannot be used; every problem is listed.
     """
+    return _mapped(content, environment=False)[0]
+
+
+def _mapped(content: Mapping[str, Any], *, environment: bool) -> tuple[Settings, Notes]:
     reader = _Reader(lambda _: "configure(...)", "")
     reader.read(content)
     return _build(reader, "configure(...)", environment=environment)
@@ -555,10 +639,9 @@ def configure(source: str | os.PathLike[str] | Mapping[str, Any] | None = None) 
     Raises:
         ConfigError: it cannot be used; every problem is listed, and what was in force before stays in force.
     """
-    global _settings  # noqa: PLW0603  one configuration a process
-    made = from_mapping(source, environment=True) if isinstance(source, Mapping) else _load(source)
-    with _lock:
-        _settings = made
+    made, notes = _mapped(source, environment=True) if isinstance(source, Mapping) else _load(source)
+    replace(made)
+    _log(notes)
     return made
 
 
@@ -568,11 +651,24 @@ def settings() -> Settings:
     Raises:
         ConfigError: the file or the environment cannot be used; every problem is listed.
     """
-    if _settings is None:
-        with _lock:
-            if _settings is None:
-                return configure()
-    return _settings
+    made = _settings
+    return _first() if made is None else made
+
+
+def _first() -> Settings:
+    notes: Notes = []
+    with _lock:
+        if (made := _settings) is None:
+            made, notes = _load(None)
+            replace(made)
+    _log(notes)
+    return made
+
+
+def _log(notes: Notes) -> None:
+    # A handler may call anything, so it is called when the settings are in force and nothing is locked.
+    for level, text in notes:
+        _logger.log(level, "%s", text)
 
 
 def is_bare_outside() -> bool:
