@@ -490,3 +490,21 @@ def test_none_for_a_limit_means_not_given() -> None:
 )
 def test_names_fold_to_the_one_under_which_they_count(name: str, prefixes: tuple[str, ...], folded: str) -> None:
     assert canonical(name, prefixes) == folded
+
+
+# At call time --------------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_configuration_never_raises_at_a_call_and_always_at_a_run(
+    here: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    write(here, "[tool.toolguard]\noutside_run = 'alow'\n")
+    assert [lambda_tool(1), lambda_tool(2)] == [1, 2]
+    errors = [r.getMessage() for r in logged.records if r.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "pyproject.toml:2: tool.toolguard.outside_run: should be" in errors[0]
+    with pytest.raises(ConfigError, match=r"outside_run"):
+        toolguard.run()
+    write(here, "[tool.toolguard]\noutside_run = 'refuse'\n")
+    toolguard.configure()
+    assert type(lambda_tool(3)).__name__ == "Refusal"

@@ -55,7 +55,7 @@ class Entry:
     Attributes:
         bind: returns the call's values in the order of `parameters`, defaults included, or raises `TypeError`.
         method: the first parameter is a receiver, which enters the identity as the object that it is.
-        warned: a call outside a run has been told of.
+        warned: the settings under which a call outside a run has been told of.
     """
 
     def __init__(self, function: Any, options: Options) -> None:
@@ -67,7 +67,7 @@ class Entry:
         self.parameters = tuple(self.signature.parameters)
         self.bind = binder(bare, self.signature)
         self.method = bare is not function or _looks_like_method(bare, self.parameters)
-        self.warned = False
+        self.warned: _config.Settings | None = None
         self.tool = _tool(function, options)
         self.failed = options.failed or _reports_failure
         self.counted = _counted(self.parameters, options.ignore)
@@ -483,13 +483,13 @@ def _elsewhere(entry: Entry) -> Frame | None:
         return harness(run)
     if run is not None:
         return run  # only runs are put there
-    policy = _config.settings().outside_run
-    if policy == "allow":
+    settings = _config.settings()
+    if settings.outside_run == "allow":
         return None
-    if policy == "refuse":
+    if settings.outside_run == "refuse":
         return refusing()
-    if not entry.warned:
-        entry.warned = True
+    if entry.warned is not settings:
+        entry.warned = settings
         log(logging.WARNING, _NO_RUN, entry.tool.name)
     return outside()
 

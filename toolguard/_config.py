@@ -27,6 +27,7 @@ __all__ = [
     "replace",
     "resolve",
     "settings",
+    "settings_outside",
 ]
 
 _logger = logging.getLogger("toolguard")
@@ -625,6 +626,7 @@ def _mapped(content: Mapping[str, Any], *, environment: bool) -> tuple[Settings,
 # The settings of the process ------------------------------------------------------------------------------------------
 
 _settings: Settings | None = None
+_instead: Settings | None = None
 _lock = threading.RLock()
 
 
@@ -671,16 +673,33 @@ def _log(notes: Notes) -> None:
         _logger.log(level, "%s", text)
 
 
+def settings_outside() -> Settings:
+    """Return the settings for a call outside a run, which must not raise.
+
+    A configuration that cannot be used is an error in the log, once, and the defaults hold for such calls; the first run
+    raises it.
+    """
+    global _instead
+    if (made := _settings or _instead) is not None:
+        return made
+    try:
+        return settings()
+    except ConfigError as error:
+        _instead = Settings()
+        _log([(logging.ERROR, f"the configuration cannot be used, so calls outside a run go by the defaults: {error}")])
+        return _instead
+
+
 def is_bare_outside() -> bool:
     """Say whether a call outside a run is the bare function: `outside_run = "allow"`."""
-    return (_settings or settings()).outside_run == "allow"
+    return (_settings or settings_outside()).outside_run == "allow"
 
 
 def replace(made: Settings | None) -> Settings | None:
     """Put other settings in force (None: read them at the next use) and return the former."""
-    global _settings
+    global _settings, _instead
     with _lock:
-        former, _settings = _settings, made
+        former, _settings, _instead = _settings, made, None
     return former
 
 

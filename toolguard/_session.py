@@ -158,7 +158,7 @@ _loose: dict[str, Loose] = {}
 
 def _at_large(name: str, marks: Mapping[str, Any] | None = None, why: Refused | None = None) -> Loose:
     """Return one of the places outside a run, made anew when the configuration changed."""
-    settings = _config.settings()
+    settings = _config.settings_outside()
     place = _loose.get(name)
     if place is None or place.settings is not settings:
         place = _loose[name] = Loose(settings, None, why)
