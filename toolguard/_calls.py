@@ -483,7 +483,7 @@ def _elsewhere(entry: Entry) -> Frame | None:
         return harness(run)
     if run is not None:
         return run  # only runs are put there
-    settings = _config.settings()
+    settings = _config.settings_outside()
     if settings.outside_run == "allow":
         return None
     if settings.outside_run == "refuse":

@@ -679,7 +679,7 @@ def settings_outside() -> Settings:
     A configuration that cannot be used is an error in the log, once, and the defaults hold for such calls; the first run
     raises it.
     """
-    global _instead
+    global _instead  # noqa: PLW0603  one configuration a process
     if (made := _settings or _instead) is not None:
         return made
     try:
