@@ -411,6 +411,26 @@ def test_a_coroutine_that_is_driven_in_another_context_ends_as_it_should_and_spo
     assert run.usage().executed == 1
 
 
+def test_a_coroutine_closed_in_a_context_that_its_body_copied_leaves_that_one_clean_too(spans):
+    copied = []
+
+    @metered(kind="read")
+    async def tool():
+        copied.append(contextvars.copy_context())
+        await Pause()
+
+    with toolguard.run() as run:
+        made = tool()
+    assert contextvars.copy_context().run(made.send, None) == "paused"
+    (inside,) = copied
+    assert inside.run(current_run) is run
+    assert inside.run(current_id) != 0
+    inside.run(made.close)
+    assert inside.run(current_run) is None
+    assert inside.run(current_id) == 0
+    assert outcomes(spans) == ["closed"]
+
+
 def test_a_coroutine_that_is_closed_in_another_thread_is_ended_once(spans):
     with toolguard.run():
         made = paused_tool()
