@@ -125,7 +125,8 @@ def _shown(value: object) -> str:
 
 
 def _either(choices: tuple[str, ...]) -> str:
-    return " or ".join((", ".join(map(repr, choices[:-1])), repr(choices[-1]))) if len(choices) > 1 else repr(choices[0])
+    *first, last = map(repr, choices)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _hint(word: object, known: Iterable[str]) -> str:

@@ -286,7 +286,9 @@ def _are_two_names(query: tuple[Any, ...]) -> bool:
 
 def _names_of(ignore: Any) -> tuple[str, ...]:
     """Take one name alone as well; a str is iterable and would be taken letter by letter."""
-    names = (ignore,) if isinstance(ignore, str) else tuple(ignore) if isinstance(ignore, Iterable) else (None,)
+    names: tuple[Any, ...] = (
+        (ignore,) if isinstance(ignore, str) else tuple(ignore) if isinstance(ignore, Iterable) else (None,)
+    )
     if not all(isinstance(name, str) for name in names):
         msg = f"@metered: ignore= takes names of parameters, not {ignore!r}"
         raise TypeError(msg)
@@ -335,9 +337,13 @@ def spec(tool: Spec[P, R]) -> Spec[P, R]: ...
 @overload
 def spec(tool: Callable[P, Coroutine[Any, Any, R | Refusal]]) -> Spec[P, Coroutine[Any, Any, R]]: ...
 @overload
-def spec(tool: Callable[P, Generator[Y | Refusal, S, R | None]]) -> Spec[P, Generator[Y, S, R]]: ...
+def spec(  # pyright: ignore[reportOverlappingOverload]  # the first that fits is the narrowest
+    tool: Callable[P, Generator[Y | Refusal, S, R | None]],
+) -> Spec[P, Generator[Y, S, R]]: ...
 @overload
-def spec(tool: Callable[P, AsyncGenerator[Y | Refusal, S]]) -> Spec[P, AsyncGenerator[Y, S]]: ...
+def spec(  # pyright: ignore[reportOverlappingOverload]  # as above
+    tool: Callable[P, AsyncGenerator[Y | Refusal, S]],
+) -> Spec[P, AsyncGenerator[Y, S]]: ...
 @overload
 def spec(tool: Callable[P, AsyncIterator[Y | Refusal]]) -> Spec[P, AsyncIterator[Y]]: ...
 @overload

@@ -38,7 +38,7 @@ class Run(RunState):
         parent: the run around it, or None.
     """
 
-    parent: "Run | None"
+    parent: "Run | None"  # pyright: ignore[reportIncompatibleVariableOverride]  # only runs are made current
 
     def __init__(self, agent: str | None, *, tools: Iterable[Any] | None = None, **options: Any) -> None:
         """Check limits and tools; the run starts when it is entered or first used."""

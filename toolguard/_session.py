@@ -206,7 +206,7 @@ class RunState(Frame):
         limits: Mapping[str, Any],
     ) -> None:
         """Check the limits now, so that a mistake shows where it was made; everything else waits for the start."""
-        self.id: str = uuid.uuid4().hex if run_id is None else run_id
+        self.id: str = uuid.uuid4().hex if run_id is None else run_id  # pyright: ignore[reportIncompatibleVariableOverride]
         self.agent = agent
         self.inside: RunState | None = self
         self.parent: RunState | None = None

@@ -1,6 +1,6 @@
 """Helpers for the tests of programs that use toolguard."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ class FakeClock:
 
 
 @contextmanager
-def isolated(source: Mapping[str, Any] | None = None, *, clock: Clock | None = None) -> Iterator[None]:
+def isolated(source: Mapping[str, Any] | None = None, *, clock: Clock | None = None) -> Generator[None]:
     """Run a test apart: with a copy of the registry and no file, environment or current run. All is restored after.
 
     Args:

@@ -161,7 +161,7 @@ def many_calls(rounds: int) -> dict[str, float]:
         for run in young:
             repeat(run.bind(tool))(10)
         waiting = iter([repeat(run.bind(tool)) for run in young])
-        timed = measure({"late": late, "early": lambda calls: next(waiting)(calls)}, calls=500, rounds=rounds)
+        timed = measure({"late": late, "early": lambda calls: next(waiting)(calls)}, calls=500, rounds=rounds)  # noqa: PLW0108
     return {"ratio": timed["late"].over(timed["early"]), "bytes_per_call": grown / (8 * 8192)}
 
 

@@ -1,9 +1,11 @@
 """Broad enumeration over many tools. Past the cap a call must be asked twice, and a loop never asks the same thing twice."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from toolguard._values import Call, Key, Reading, Recent, Refused, Tally, Tool, Wall
+
+_ALONE: Final = frozenset({"aggregate"})
 
 
 class Flag(NamedTuple):
@@ -46,7 +48,7 @@ def admit(s: Soft, n: int, call: Call) -> Refused | None:
 
 def refused(s: Soft, _n: int, call: Call, at: int) -> None:
     # Refused alone: where another wall also said no, repeating the call would not make it run.
-    if call.mine == {"aggregate"} and s.flags.get(call.identity) is None:
+    if call.mine == _ALONE and s.flags.get(call.identity) is None:
         s.flags.put(call.identity, Flag(at, call.turn, call.trace))
 
 

@@ -48,6 +48,14 @@ def admit_explicit(tally: Tally, n: int, _call: Call) -> Refused | None:
     return Refused("hard_stop", tally.tree, n, "never", "explicit", stops=True) if tally.tree >= n else None
 
 
+def slack_explicit(tally: Tally, n: int) -> int:
+    return n - tally.tree
+
+
+def reading_explicit(tally: Tally, n: int) -> Reading:
+    return Reading(tally.tree, n)
+
+
 def limit_adaptive(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> Adaptive | None:
     soft = limits["adaptive_soft"]
     if limits["hard_cap"] is not None or not soft:
@@ -76,6 +84,10 @@ def settle_adaptive(s: Stuck, n: Adaptive, call: Call) -> None:
         s.top = 1
     elif not call.tool.polls:
         s.count(call.identity)
+
+
+def slack_adaptive(s: Stuck, n: Adaptive) -> int:
+    return n.soft - s.tally.external
 
 
 def charge_adaptive(s: Stuck, n: Adaptive, call: Call) -> None:
@@ -132,8 +144,8 @@ HARD_CAP = Wall(
     ending=ending,
     scope="tree",
     admit=admit_explicit,
-    slack=lambda tally, n: n - tally.tree,
-    reading=lambda tally, n: Reading(tally.tree, n),
+    slack=slack_explicit,
+    reading=reading_explicit,
     beyond="then the run ends",
 )
 
@@ -169,5 +181,5 @@ ADAPTIVE = Wall(
     release=release_adaptive,
     settle=settle_adaptive,
     refused=refused_adaptive,
-    slack=lambda s, n: n.soft - s.tally.external,
+    slack=slack_adaptive,
 )
