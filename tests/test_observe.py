@@ -282,3 +282,28 @@ def test_an_observing_run_returns_what_the_bare_functions_return(steps, limits):
         seen = outcomes(lambda tool, value: tool(value))
         assert not run.stopped
     assert seen == outcomes(lambda tool, value: toolguard.spec(tool).function(value))
+
+
+def test_an_observed_count_of_refusals_marks_the_call_that_the_stop_would_have_refused_first(spans):
+    toolguard.configure({"observe": ["refused_calls", "refused_turns"]})
+    with toolguard.run(per_tool=1, refused_calls=3) as run:
+        search(0)
+        for i in range(3):
+            search(i)
+        look(1)
+        look(2)
+        assert not run.stopped
+    assert would(spans) == [None, None, None, None, "refused_calls", None]
+    assert spans.runs()[0].attributes["toolguard.run.would_refuse"] == 1
+
+
+def test_refusals_by_the_gate_mark_where_an_observing_run_would_have_been_stopped(spans):
+    with toolguard.run(mode="observe", refused_turns=2) as run:
+        for _ in range(2):
+            run.turn()
+            ask()
+        run.turn()
+        search(1)
+        search(2)
+        assert not run.stopped
+    assert would(spans) == [None, None, "refused_turns", None]

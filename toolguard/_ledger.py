@@ -64,14 +64,15 @@ class Session:
 
     Attributes:
         mileage: admissions so far. A plan whose `until` lies ahead of it is certain to pass.
+        unheeded: in some run a stop was only observed.
         horizon: the furthest `until` ever granted; moving the mileage there makes every plan ask again.
     """
 
-    __slots__ = ("__weakref__", "counts", "horizon", "inside", "late", "lock", "mileage")
+    __slots__ = ("__weakref__", "counts", "horizon", "inside", "late", "lock", "mileage", "unheeded")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.inside = False
+        self.inside = self.unheeded = False
         self.late: deque[tuple[Ledger, Call | None, Refused | None, int]] = deque()
         self.mileage = self.horizon = 0
         self.counts: dict[tuple[str, str, str, str], list[int]] = {}
@@ -246,6 +247,7 @@ class Ledger:
         observe: names of the walls that only observe here.
         turn: the number of turns begun.
         would: calls that an observing wall would have refused.
+        unheeded: a stop that a wall only observed, until the next call that it would have refused.
         stopped: the run's own end, or None.
     """
 
@@ -266,6 +268,7 @@ class Ledger:
         "stopped",
         "tally",
         "turn",
+        "unheeded",
         "would",
     )
 
@@ -302,6 +305,7 @@ class Ledger:
         self.turn = self.would = self.refused = 0
         self.by_reason: dict[str, int] = {}
         self.stopped: Stop | None = None
+        self.unheeded: Refused | None = None
         self._names: dict[str, str] = {}
         self._plans: dict[Tool, Plan] = {}
         self._seats = [Seat(wall, wall.state(self.tally), limits, self) for wall in table]
@@ -375,6 +379,8 @@ class Ledger:
         for admit, s, n in plan.admit:
             if admit(s, n, call) is not None:
                 return self._ask_all(call, plan)
+        if self.session.unheeded:
+            self._mark(call, None)
         if plan.slack is not None:
             session = self.session
             plan.until = session.mileage + min((slack(s, n) for slack, s, n in plan.slack), default=_CERTAIN)
@@ -388,8 +394,7 @@ class Ledger:
         ]
         hard = [(why, p) for why, p in said if p.wall.name not in p.owner.observe]
         if not hard:
-            call.would = said[0][0]
-            self.would += 1
+            self._mark(call, said[0][0])
             return None
         call.confirms = None
         call.mine = frozenset(p.wall.name for _, p in hard)
@@ -397,6 +402,15 @@ class Ledger:
             if why.stops:
                 p.owner.set_stop(why)
         return hard[0][0]
+
+    def _mark(self, call: Call, why: Refused | None) -> None:
+        """Mark an admitted call that would have been refused, by a wall or by the stop that one only observed."""
+        for ledger in self.lineage:
+            if ledger.unheeded is not None:
+                why, ledger.unheeded = ledger.unheeded, None
+        if why is not None:
+            call.would = why
+            self.would += 1
 
     def set_stop(self, why: Refused, message: str | None = None) -> None:
         """End the run; the first stop stays."""
@@ -452,8 +466,13 @@ class Ledger:
             self._heed(wall, owner, wall.refused(s, n, call, at))
 
     def _heed(self, wall: Wall, owner: "Ledger", why: Refused | None) -> None:
-        if why is not None and wall.name not in owner.observe:
+        if why is None:
+            return
+        if wall.name not in owner.observe:
             owner.set_stop(why)
+        elif owner.stopped is None:
+            owner.unheeded, self.session.unheeded = why, True
+            self.session.ask_again()
 
     # Reading and steering ---------------------------------------------------------------------------------------------
 
