@@ -102,12 +102,13 @@ class Session:
                 return False
             try:
                 self.inside = True
-                self._drain()
+                self.drain_inside()
             finally:
                 self.inside = False
             return True
 
-    def _drain(self) -> None:
+    def drain_inside(self) -> None:
+        """Drain, inside the critical section."""
         late = self.late
         while late:
             ledger, call, why, at = late.popleft()
@@ -123,10 +124,14 @@ class Session:
         with self.lock:
             if self.inside:
                 return {}
-            taken = {key: cell[0] for key, cell in list(self.counts.items()) if cell[0]}
-            for cell in list(self.counts.values()):
-                cell[0] = 0
-            return taken
+            try:
+                self.inside = True
+                taken = {key: cell[0] for key, cell in list(self.counts.items()) if cell[0]}
+                for key in taken:
+                    self.counts[key][0] = 0
+                return taken
+            finally:
+                self.inside = False
 
     def count(self, key: tuple[str, str, str, str]) -> list[int]:
         """Return the cell in which calls of this kind are counted."""
@@ -135,7 +140,7 @@ class Session:
     def __del__(self) -> None:
         # The last run of the session is gone; what ended after it was left must still reach the totals.
         with suppress(Exception):  # at the interpreter's end there may be nobody left to count for
-            self._drain()
+            self.drain_inside()
             _add(self.take())
 
 
@@ -152,10 +157,23 @@ def _live_sessions() -> list[Session]:
             continue
 
 
+_untotalled: deque[Counts] = deque()
+_totalling = False
+
+
 def _add(counts: Counts) -> None:
+    global _totalling  # noqa: PLW0603  it goes with the lock
     with _totals_lock:
-        for key, n in counts.items():
-            _totals[key] = _totals.get(key, 0) + n
+        _untotalled.append(counts)
+        if _totalling:  # a finaliser in the middle of an addition of its own thread, which will find it
+            return
+        try:
+            _totalling = True
+            while _untotalled:
+                for key, n in _untotalled.popleft().items():
+                    _totals[key] = _totals.get(key, 0) + n
+        finally:
+            _totalling = False
 
 
 def totals() -> Counts:
@@ -169,6 +187,8 @@ def totals() -> Counts:
 
 def _after_fork() -> None:
     # Another thread of the parent may have held a lock that nobody in the child will ever release.
+    global _totals_lock, _totalling
+    _totals_lock, _totalling = threading.RLock(), False
     for session in _live_sessions():
         session.lock = threading.RLock()
         session.inside = False
@@ -310,7 +330,9 @@ class Ledger:
         self._plans: dict[Tool, Plan] = {}
         self._seats = [Seat(wall, wall.state(self.tally), limits, self) for wall in table]
         if parent:
+            # A limit of a run around this one stands beside this run's own: the order of the table names a refusal.
             self._seats += [seat for seat in parent._seats if seat.wall.scope == "tree"]  # noqa: SLF001
+            self._seats.sort(key=lambda seat: table.index(seat.wall) if seat.wall in table else -1)
 
     def plan(self, tool: Tool) -> Plan:
         """Return the plan of `tool` in this run, made at its first call."""
@@ -343,7 +365,7 @@ class Ledger:
             try:
                 session.inside = True
                 if session.late:
-                    session._drain()  # noqa: SLF001
+                    session.drain_inside()
                 if session.mileage >= plan.until and (why := self._ask(call, plan)):
                     return why
                 session.mileage += 1
@@ -383,8 +405,13 @@ class Ledger:
             self._mark(call, None)
         if plan.slack is not None:
             session = self.session
-            plan.until = session.mileage + min((slack(s, n) for slack, s, n in plan.slack), default=_CERTAIN)
-            session.horizon = max(session.horizon, plan.until)
+            until = session.mileage + min([slack(s, n) for slack, s, n in plan.slack], default=_CERTAIN)
+            session.horizon = max(session.horizon, until)
+            plan.until = until
+            for ledger in self.lineage:  # a signal handler may have stopped the run meanwhile, when nothing was certain yet
+                if ledger.stopped:
+                    plan.until = 0
+                    return ledger.stopped.why
         return None
 
     def _ask_all(self, call: Call, plan: Plan) -> Refused | None:
@@ -415,7 +442,8 @@ class Ledger:
     def set_stop(self, why: Refused, message: str | None = None) -> None:
         """End the run; the first stop stays."""
         if self.stopped is None:
-            self.stopped = Stop(why, MappingProxyType(self._by_name()), message)
+            nested = self.tally.tree - self.tally.external
+            self.stopped = Stop(why, MappingProxyType(self._by_name()), message, nested)
             self.session.ask_again()
 
     def close_turn(self) -> None:
@@ -508,16 +536,17 @@ class Ledger:
             )
 
     def _by_name(self) -> dict[str, int]:
-        return {self._names.get(name, name): n for name, n in self.tally.by_tool.items() if n}
+        # A copy, since a signal handler may call a tool of this run meanwhile.
+        return {self._names.get(name, name): n for name, n in self.tally.by_tool.copy().items() if n}
 
     def note(self) -> Note:
         """Return what `notes()` has to say of this moment, before it is put into words."""
         with self.sync().session.lock:
             readings: list[tuple[float, str, Reading]] = []
             texts: list[str] = []
-            for wall, s, limits, _ in self._seats:
+            for wall, s, limits, owner in self._seats:
                 if (wall.reading or wall.note) and (n := wall.limit(_ANY_TOOL, limits, None)) is not None:
-                    if wall.reading:
+                    if wall.reading and wall.name not in owner.observe:  # a wall that only observes will refuse nothing
                         reading: Reading = wall.reading(s, n)
                         readings.append((reading.used / reading.limit, wall.name, reading))
                     if wall.note and (text := wall.note(s, n, self.turn)):

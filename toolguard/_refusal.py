@@ -147,8 +147,10 @@ def stop_message(stop: Stop) -> str:
     """Write the last assistant message of a stopped run, for the user: what ran, which limit, how to go on."""
     if stop.message is not None:
         return stop.message
-    total = sum(stop.calls.values())
+    total = sum(stop.calls.values()) + stop.nested
     listed = ", ".join(f"{name} {n}" for name, n in sorted(stop.calls.items(), key=lambda item: (-item[1], item[0])))
+    if stop.nested:
+        listed += f"{', ' if listed else ''}{stop.nested} by the agents it called"
     done = f"I stopped after {total} tool call{'' if total == 1 else 's'}" + (f" ({listed})" if listed else "")
     wall = BY_NAME.get(stop.why.reason)
     if wall is None or wall.ending is None:

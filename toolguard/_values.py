@@ -81,11 +81,13 @@ class Stop:
         why: the refusal that ended the run; its `reason` is `stop` when the program did.
         calls: charged calls by tool name, at that moment.
         message: the text for the user, where the program gave one.
+        nested: charged calls of the runs nested in it, which `calls` does not list.
     """
 
     why: Refused
     calls: Mapping[str, int]
     message: str | None = None
+    nested: int = 0
 
 
 _NOBODY: Final[frozenset[str]] = frozenset()
