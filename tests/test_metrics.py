@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.sdk.metrics.export import Histogram, Sum
 
 import toolguard
-from toolguard import _names, metered
+from toolguard import _ledger, _names, metered
 from toolguard.testing import FakeClock, isolated
 
 CALLS, DURATION = "toolguard.tool.calls", "gen_ai.execute_tool.duration"
@@ -274,6 +274,24 @@ def test_a_refused_tool_that_never_ran_has_no_other_point(measured, tool, name):
         run.stop("x")
         tool()
     assert measured.calls(name) == {("read", "refused", "stop"): 1}
+
+
+def test_a_run_that_is_finalised_in_the_middle_of_a_count_is_counted(measured, tool, name):
+    key = (name, "read", "ok", "")
+
+    class Key(tuple):
+        __slots__ = ()
+        hashed = 0
+
+        def __hash__(self):
+            Key.hashed += 1
+            if Key.hashed == 3:  # between reading the total and writing it
+                _ledger._add({key: 5})
+            return hash(key)
+
+    _ledger._add({Key(key): 1})
+    assert Key.hashed == 3
+    assert measured.calls(name) == {("read", "ok"): 6}
 
 
 # The histogram
