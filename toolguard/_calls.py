@@ -159,7 +159,7 @@ def _reports_failure(value: Any) -> object:
 def begin(entry: Entry, run: Frame, values: tuple[Any, ...], turn: int, started: int, *, method: bool) -> Call | Refusal:
     """Decide and charge one call, and start its span."""
     ledger = run.ledger
-    plan = ledger.plan(entry.tool)
+    plan = ledger.plans.get(entry.tool) or ledger.plan(entry.tool)
     identity, query = b"", None
     if plan.identity:
         name, counted = entry.tool.name, values

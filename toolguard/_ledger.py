@@ -264,6 +264,7 @@ class Ledger:
 
     Attributes:
         lineage: this run and the runs around it, innermost first.
+        plans: the tools that were called, each with its plan; `plan` adds to it.
         observe: names of the walls that only observe here.
         turn: the number of turns begun.
         would: calls that an observing wall would have refused.
@@ -277,12 +278,12 @@ class Ledger:
         "_local",
         "_names",
         "_own",
-        "_plans",
         "_prefixes",
         "_seats",
         "by_reason",
         "lineage",
         "observe",
+        "plans",
         "refused",
         "session",
         "stopped",
@@ -327,7 +328,7 @@ class Ledger:
         self.stopped: Stop | None = None
         self.unheeded: Refused | None = None
         self._names: dict[str, str] = {}
-        self._plans: dict[Tool, Plan] = {}
+        self.plans: dict[Tool, Plan] = {}
         self._seats = [Seat(wall, wall.state(self.tally), limits, self) for wall in table]
         if parent:
             # A limit of a run around this one stands beside this run's own: the order of the table names a refusal.
@@ -336,17 +337,17 @@ class Ledger:
 
     def plan(self, tool: Tool) -> Plan:
         """Return the plan of `tool` in this run, made at its first call."""
-        return self._plans.get(tool) or self._make_plan(tool)
+        return self.plans.get(tool) or self._make_plan(tool)
 
     def _make_plan(self, tool: Tool) -> Plan:
         counted = replace(tool, canonical=canonical(tool.canonical, self._prefixes))
         own = self._own.get(counted.canonical, tool.limit)
         ok = self.session.count((counted.name, counted.kind, "ok", ""))
         made = Plan(counted, self._seats, own, ok, external=counted.canonical not in self._local)
-        if len(self._plans) >= _MOST_PLANS:  # a plan holds no count, so dropping them loses nothing
-            self._plans = {}
+        if len(self.plans) >= _MOST_PLANS:  # a plan holds no count, so dropping them loses nothing
+            self.plans = {}
         self._names.setdefault(counted.canonical, tool.name)
-        return self._plans.setdefault(tool, made)
+        return self.plans.setdefault(tool, made)
 
     # The hot path -----------------------------------------------------------------------------------------------------
 

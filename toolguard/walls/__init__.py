@@ -9,7 +9,8 @@ __all__ = ["BY_NAME", "KEYS", "NAMES", "NOTE_AT", "TABLE", "Limits"]
 
 TABLE: Final[tuple[Wall, ...]] = (
     hard_stop.HARD_CAP,
-    hard_stop.ADAPTIVE,
+    hard_stop.UNCHANGED,
+    hard_stop.ANY,
     refused.TURNS,
     refused.CALLS,
     query_loop.WALL,

@@ -12,7 +12,6 @@ class Adaptive(NamedTuple):
     soft: int
     hard: int
     repeats: int
-    any_repeat: bool
 
 
 class Stuck:
@@ -56,29 +55,45 @@ def reading_explicit(tally: Tally, n: int) -> Reading:
     return Reading(tally.tree, n)
 
 
-def limit_adaptive(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> Adaptive | None:
+def _limit_adaptive(signal: str, limits: Mapping[str, Any]) -> Adaptive | None:
     soft = limits["adaptive_soft"]
-    if limits["hard_cap"] is not None or not soft:
+    if limits["hard_cap"] is not None or not soft or limits["adaptive_signal"] != signal:
         return None
-    any_repeat = limits["adaptive_signal"] == "any"
-    return Adaptive(soft, soft * limits["adaptive_multiplier"], limits["adaptive_repeats"], any_repeat)
+    return Adaptive(soft, soft * limits["adaptive_multiplier"], limits["adaptive_repeats"])
 
 
-def admit_adaptive(s: Stuck, n: Adaptive, call: Call) -> Refused | None:
+def limit_unchanged(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> Adaptive | None:
+    return _limit_adaptive("unchanged", limits)
+
+
+def limit_any(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> Adaptive | None:
+    return _limit_adaptive("any", limits)
+
+
+def _admit_adaptive(s: Stuck, n: Adaptive, top: int) -> Refused | None:
     used = s.tally.external
     if used < n.soft:
         return None
     if n.hard and used >= n.hard:
         return Refused("hard_stop", used, n.hard, "never", "backstop", stops=True)
-    top = max(s.top, s.counts.get(call.identity, 0) + 1) if n.any_repeat else s.top
     if n.repeats and top >= n.repeats:
         return Refused("hard_stop", used, n.soft, "never", "stuck", stops=True)
     return None
 
 
-def settle_adaptive(s: Stuck, n: Adaptive, call: Call) -> None:
-    if n.any_repeat:
-        return
+def admit_unchanged(s: Stuck, n: Adaptive, _call: Call) -> Refused | None:
+    return _admit_adaptive(s, n, s.top)
+
+
+def admit_any(s: Stuck, n: Adaptive, call: Call) -> Refused | None:
+    return _admit_adaptive(s, n, max(s.top, s.counts.get(call.identity, 0) + 1))
+
+
+def slack_adaptive(s: Stuck, n: Adaptive) -> int:
+    return n.soft - s.tally.external
+
+
+def settle_unchanged(s: Stuck, _n: Adaptive, call: Call) -> None:
     if s.tally.fresh:
         s.counts = {call.identity: 1}
         s.top = 1
@@ -86,23 +101,18 @@ def settle_adaptive(s: Stuck, n: Adaptive, call: Call) -> None:
         s.count(call.identity)
 
 
-def slack_adaptive(s: Stuck, n: Adaptive) -> int:
-    return n.soft - s.tally.external
-
-
-def charge_adaptive(s: Stuck, n: Adaptive, call: Call) -> None:
-    if n.any_repeat:
+def charge_any(s: Stuck, _n: Adaptive, call: Call) -> None:
+    if not call.tool.polls:
         s.count(call.identity)
 
 
-def release_adaptive(s: Stuck, n: Adaptive, call: Call) -> None:
-    if n.any_repeat and s.counts.get(call.identity):
+def release_any(s: Stuck, _n: Adaptive, call: Call) -> None:
+    if s.counts.get(call.identity):
         s.counts[call.identity] -= 1
 
 
-def refused_adaptive(s: Stuck, n: Adaptive, call: Call, _at: int) -> None:
-    if n.any_repeat:
-        s.count(call.identity)
+def refused_any(s: Stuck, n: Adaptive, call: Call, _at: int) -> None:
+    charge_any(s, n, call)
 
 
 def text(why: Refused, _tool: str) -> str:
@@ -149,7 +159,7 @@ HARD_CAP = Wall(
     beyond="then the run ends",
 )
 
-ADAPTIVE = Wall(
+UNCHANGED = Wall(
     name="hard_stop",
     keys=(
         Key("adaptive_soft", (100, 100, 100), "Calls a run before the adaptive rule looks at all. 0: never."),
@@ -170,16 +180,29 @@ ADAPTIVE = Wall(
             choices=("unchanged", "any"),
         ),
     ),
-    limit=limit_adaptive,
+    limit=limit_unchanged,
     state=Stuck,
     about=_ABOUT,
     text=text,
     ending=ending,
     needs=frozenset({"identity", "digest"}),
-    admit=admit_adaptive,
-    charge=charge_adaptive,
-    release=release_adaptive,
-    settle=settle_adaptive,
-    refused=refused_adaptive,
+    admit=admit_unchanged,
+    settle=settle_unchanged,
+    slack=slack_adaptive,
+)
+
+ANY = Wall(
+    name="hard_stop",
+    keys=(),
+    limit=limit_any,
+    state=Stuck,
+    about=_ABOUT,
+    text=text,
+    ending=ending,
+    needs=frozenset({"identity"}),
+    admit=admit_any,
+    charge=charge_any,
+    release=release_any,
+    refused=refused_any,
     slack=slack_adaptive,
 )
