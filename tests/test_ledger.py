@@ -226,7 +226,7 @@ def test_more_tools_than_plans_are_kept_lose_no_count():
     assert attempt(ledger) is None
     for n in range(ledger_module._MOST_PLANS + 10):
         assert attempt(ledger, Tool(f"t{n}", f"t{n}", "read")) is None
-    assert len(ledger._plans) <= ledger_module._MOST_PLANS
+    assert len(ledger.plans) <= ledger_module._MOST_PLANS
     assert attempt(ledger).reason == "per_tool"
 
 
