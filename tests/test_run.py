@@ -788,8 +788,8 @@ def test_nested_runs_make_nested_spans(spans):
 # Notes ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", ["hard_cap", "aggregate"])
-def test_a_note_is_due_from_seven_tenths_of_a_limit_on_the_whole_run_and_then_always(limit):
+@pytest.mark.parametrize(("limit", "unit"), [("hard_cap", "tool calls"), ("aggregate", "reads")])
+def test_a_note_is_due_from_seven_tenths_of_a_limit_on_the_whole_run_and_then_always(limit, unit):
     with toolguard.run(**{"per_tool": 0, "aggregate": 0, limit: 10}) as run:
         notes = []
         for i in range(10):
@@ -797,8 +797,8 @@ def test_a_note_is_due_from_seven_tenths_of_a_limit_on_the_whole_run_and_then_al
             search(i)
         notes.append(run.notes())
     assert [bool(note) for note in notes] == [False] * 7 + [True] * 4
-    assert "7 of the 10 tool calls of this run are spent, 3 left" in notes[7][0]
-    assert "10 of the 10 tool calls of this run are spent, 0 left" in notes[10][0]
+    assert f"7 of the 10 {unit} of this run are spent, 3 left" in notes[7][0]
+    assert f"10 of the 10 {unit} of this run are spent, 0 left" in notes[10][0]
     for words in ("Converge now", "could not check", "narrower question"):
         assert words in notes[7][0]
 

@@ -163,6 +163,6 @@ def converge(wall: str, reading: Reading) -> str:
     """Write the note for a run that nears a limit: spent, left, and how to end with an answer."""
     left = max(0, reading.limit - reading.used)
     return (
-        f"{reading.used} of the {reading.limit} tool calls of this run are spent, {left} left; {BY_NAME[wall].beyond}. "
+        f"{reading.used} of the {reading.limit} {BY_NAME[wall].unit} of this run are spent, {left} left; {BY_NAME[wall].beyond}. "
         "Converge now: answer with what you have, say what you could not check, and suggest a narrower question for the rest."
     )

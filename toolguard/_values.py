@@ -297,7 +297,8 @@ class Wall:
         turned: `(s, n) -> Refused | None`: a turn closed; what it returns ends the run.
         slack: `(s, n) -> int`: admissions of this run's tree that certainly pass, whatever they are. None: ask each time.
         reading: `(s, n) -> Reading`, where the limit is one on the whole run and notes should warn of it.
-        beyond: what that note says of what follows the limit.
+        unit: what the reading counts.
+        beyond: what the note says of what follows the limit.
         note: `(s, n, turn) -> str | None`: a text of its own for `notes()`.
     """
 
@@ -318,6 +319,7 @@ class Wall:
     turned: Hook = None
     slack: Hook = None
     reading: Hook = None
+    unit: str = "tool calls"
     beyond: str = ""
     note: Hook = None
 

@@ -87,5 +87,6 @@ WALL = Wall(
     refused=refused,
     slack=slack,
     reading=reading,
+    unit="reads",
     beyond="after that every new call is refused once",
 )

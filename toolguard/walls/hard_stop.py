@@ -127,11 +127,11 @@ def text(why: Refused, _tool: str) -> str:
 def ending(why: Refused) -> tuple[str, str]:
     match why.rule:
         case "stuck":
-            what = f"past {why.limit} calls it kept repeating calls that brought nothing new"
+            what = f"past {why.limit} calls the run kept repeating calls that brought nothing new"
         case "backstop":
-            what = f"it reached the hard limit of {why.limit} tool calls, which guards against a runaway loop"
+            what = f"the run reached the hard limit of {why.limit} tool calls, which guards against a runaway loop"
         case _:
-            what = f"it reached its hard limit of {why.limit} tool calls"
+            what = f"the run reached its hard limit of {why.limit} tool calls"
     return what, "ask for a smaller part of the task, or raise the run's tool-call limit"
 
 
