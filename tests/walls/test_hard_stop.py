@@ -306,6 +306,7 @@ def test_polling_between_repeats_neither_counts_nor_clears():
         return "pending"
 
     with toolguard.run(adaptive_soft=10, **ALONE):
+        assert_executed(status())  # a first answer is something new
         for _ in range(5):
             assert_executed(same(1))
             assert_executed(status())
