@@ -5,8 +5,10 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import fractions
 import gc
 import inspect
+import ipaddress
 import itertools
 import math
 import pathlib
@@ -25,7 +27,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolguard._identity import Hasher, binder, is_opaque, new_key
+from toolguard._identity import Hasher, _Walk, binder, is_opaque, new_key
 
 KEY = b"k" * 16
 
@@ -57,6 +59,43 @@ class Model(pydantic.BaseModel):
 class Other(pydantic.BaseModel):
     x: int
     y: str = "z"
+
+
+class Open(pydantic.BaseModel, extra="allow"):
+    x: int
+
+
+class Moment(pydantic.BaseModel):
+    at: dt.datetime
+    of_day: dt.time
+    link: pydantic.HttpUrl
+
+
+def moment(at: str = "2026-01-01T10:00:00Z", of_day: str = "10:00:00Z", link: str = "https://a.example") -> Moment:
+    return Moment.model_validate({"at": at, "of_day": of_day, "link": link})
+
+
+@dataclasses.dataclass
+class Late:
+    x: int = 0
+    y: object = dataclasses.field(init=False)
+
+    @classmethod
+    def with_y(cls, y: object) -> "Late":
+        late = cls()
+        late.y = y
+        return late
+
+
+@dataclasses.dataclass(slots=True)
+class LateSlotted:
+    x: int = 0
+    y: object = dataclasses.field(init=False)
+
+
+class Rights(enum.IntFlag):
+    READ = 1
+    WRITE = 2
 
 
 class Colour(enum.Enum):
@@ -96,6 +135,16 @@ SAME: list[tuple[Any, Any]] = [
     (object(), object()),
     (iter(()), iter(())),
     (pathlib.Path("a/b"), pathlib.Path("a") / "b"),
+    (pathlib.PosixPath("a"), pathlib.PurePosixPath("a")),
+    (moment(), moment()),
+    (Open(x=1, y=2), Open(x=1, y=2)),
+    (Rights.READ | Rights.WRITE, Rights(3)),
+    (ipaddress.ip_address("10.0.0.1"), ipaddress.ip_address("10.0.0.1")),
+    (np.arange(20)[::2], np.arange(0, 20, 2)),
+    (
+        dt.datetime(2026, 1, 1, tzinfo=zoneinfo.ZoneInfo("Asia/Tokyo")),
+        dt.datetime(2026, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=9))),
+    ),
     (10**5000, 10**5000),
 ]
 
@@ -158,6 +207,34 @@ APART: list[Any] = [
     np.array([1, 2]),
     np.array([1.0, 2.0]),
     np.array([[1, 2]]),
+    np.datetime64(5, "ns"),
+    np.datetime64(5, "us"),
+    np.timedelta64(5, "us"),
+    np.arange(30_000),
+    np.arange(30_001),
+    np.arange(30_000) * (np.arange(30_000) != 15_000),
+    5,
+    Open(x=1),
+    Open(x=1, y=2),
+    Open(x=1, y=3),
+    Late(),
+    Late.with_y(None),
+    LateSlotted(1),
+    LateSlotted(2),
+    Rights(0),
+    Rights(4),
+    Rights(8),
+    Rights.READ,
+    Rights.READ | Rights.WRITE,
+    moment(),
+    moment(at="2026-01-01T10:00:00+02:00"),
+    moment(of_day="10:00:00+02:00"),
+    moment(link="https://b.example"),
+    ipaddress.ip_address("10.0.0.1"),
+    ipaddress.ip_address("10.0.0.2"),
+    ipaddress.ip_network("10.0.0.0/8"),
+    fractions.Fraction(1, 2),
+    pathlib.PureWindowsPath("a"),
     int,
     len,
     object(),
@@ -241,25 +318,63 @@ def test_the_short_way_and_the_long_way_agree(values: list[Any]) -> None:
     assert hasher._walked("tool", tuple(values)) == hasher.identity("tool", tuple(values))
 
 
+def run_seeded(program: str, seed: str) -> str:
+    environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": "."}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+
+
 def test_identities_are_stable_across_processes_and_hash_seeds() -> None:
     program = (
         "from toolguard._identity import Hasher; h = Hasher(b'k' * 16); "
         "print(h.identity('t', ({'b', 'a', 'c'}, {'x': {1, 2.5}}, frozenset('xyz'))).hex(), h.digest({'b', 'a'}).hex())"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
-        ).stdout
-        for seed in ("0", "1", "2")
-    }
-    assert len(outputs) == 1
+    assert len({run_seeded(program, seed) for seed in ("0", "1", "2")}) == 1
 
 
 # Opaque and hostile values -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", [moment(), Open(x=1, y=2), Rights(4), LateSlotted(1), np.arange(3), ipaddress.ip_address("::1"), len, int]
+)
+def test_values_of_known_types_are_exact(value: Any) -> None:
+    assert not is_opaque(identity(value))
+    assert digest(value) is not None
+
+
+def local() -> Any:
+    def inner() -> None: ...
+
+    return inner
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [].append,
+        local(),
+        "x".join,
+        Hasher(KEY).digest,
+        np.ma.array([1, 2], mask=[0, 1]),
+        np.zeros(2, dtype=[("a", "i4")]),
+        np.zeros(2, dtype=np.longdouble),
+        np.array(["a"], dtype=np.dtypes.StringDType()),
+        np.array([object()]),
+        np.arange(400_000),
+    ],
+    ids=repr,
+)
+def test_values_that_hold_more_than_can_be_read_are_marked(value: Any) -> None:
+    assert is_opaque(identity(value))
+    assert digest(value) is None
+
+
+def test_a_large_array_is_told_apart_by_its_ends() -> None:
+    left = np.zeros(400_000)
+    first, last = left.copy(), left.copy()
+    first[0] = last[-1] = 1
+    assert len({identity(left), identity(first), identity(last), identity(left[1:])}) == 4
 
 
 def test_opaque_values_count_by_type_and_are_marked() -> None:
@@ -359,14 +474,71 @@ def test_a_metaclass_is_not_asked() -> None:
             touched.append("hash")
             return 1
 
+        def __eq__(cls, other: object) -> bool:
+            touched.append("eq")
+            raise RuntimeError
+
     class Thing(metaclass=Meta):
         pass
 
-    thing = Thing()
+    thing, hasher = Thing(), Hasher(KEY)
     touched.clear()
     assert is_opaque(identity(thing))
+    assert is_opaque(identity(Thing))
     assert digest(thing) is None
+    assert hasher.receiver(thing).endswith("Thing #1")
+    assert hasher.receiver(Thing).endswith("Thing")
     assert touched == []
+
+
+def test_a_path_or_date_of_a_users_own_class_is_not_asked() -> None:
+    class Traced(type(pathlib.Path())):  # type: ignore[misc]
+        def _format_parsed_parts(self, *_: Any) -> str:
+            touched.append("parts")
+            return "x"
+
+    class Stamp(dt.datetime):
+        def toordinal(self) -> int:
+            touched.append("toordinal")
+            return 1
+
+    class Zone(dt.tzinfo):
+        def utcoffset(self, _: Any) -> dt.timedelta:
+            touched.append("utcoffset")
+            return dt.timedelta(0)
+
+    path, stamp = Traced("a"), Stamp(2026, 1, 1, tzinfo=zoneinfo.ZoneInfo("Asia/Tokyo"))
+    zoned = dt.datetime(2026, 1, 1, tzinfo=Zone())
+    touched.clear()
+    assert is_opaque(identity(path))
+    assert not is_opaque(identity(stamp))
+    assert is_opaque(identity(zoned))
+    assert touched == []
+
+
+def test_a_function_with_a_strange_name_or_module_does_not_spoil_the_others() -> None:
+    class Name(str):
+        __slots__ = ()
+        __contains__ = trap("__contains__")
+
+    def f() -> None: ...
+
+    f.__module__, f.__qualname__ = object(), Name("f")  # type: ignore[assignment]
+    touched.clear()
+    assert identity(f, 1) != identity(f, 2)
+    assert touched == []
+
+
+def test_a_call_near_the_recursion_limit_still_has_an_identity() -> None:
+    def at(depth: int) -> tuple[bytes, bytes | None]:
+        return (hasher.identity("tool", values), hasher.digest(values)) if depth == 0 else at(depth - 1)
+
+    hasher, values = Hasher(KEY), ([[[[{"a": [object()]}]]]],)
+    room = sys.getrecursionlimit() - len(inspect.stack(0)) - 20
+    for spare in range(20):
+        made, outcome = at(room - spare)
+        assert is_opaque(made)
+        assert outcome is None
 
 
 def test_a_generator_is_not_consumed() -> None:
@@ -416,8 +588,43 @@ def test_a_text_of_some_kilobytes_counts_whole() -> None:
     assert not is_opaque(identity(left))
 
 
-class Counting(list[int]):
-    """A list that is walked by `list`'s own methods: its length alone says what a walk may cost."""
+@pytest.mark.parametrize(
+    "value",
+    [
+        list(range(1_000_000)),
+        set(range(1_000_000)),
+        dict.fromkeys(range(1_000_000)),
+        [[[n] * 90 for n in range(90)] for _ in range(90)],
+        [{"a": [n, (n, {n})]} for n in range(9_000)],
+        [Point(n, [n]) for n in range(9_000)],
+    ],
+    ids=["list", "set", "dict", "nested", "mixed", "fields"],
+)
+def test_a_walk_visits_no_more_than_its_bound(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    visits, plain = itertools.count(), _Walk.plain
+
+    def counting(self: _Walk, each: Any, depth: int) -> Any:
+        next(visits)
+        return plain(self, each, depth)
+
+    monkeypatch.setattr(_Walk, "plain", counting)
+    assert is_opaque(identity(value))
+    assert next(visits) <= 10_001
+
+
+def test_a_doubly_cyclic_value_is_bounded_too() -> None:
+    value: list[Any] = []
+    value += [value, value, {"again": value}]
+    assert is_opaque(identity(value))
+
+
+def test_a_set_beyond_the_bound_is_the_same_under_every_hash_seed() -> None:
+    program = (
+        "from toolguard._identity import Hasher; h = Hasher(b'k' * 16); "
+        "many = frozenset('abc'[i] * n for i, n in enumerate((700_000, 600_000, 100_000))); "
+        "print(h.identity('t', (many, 'x' * 5_000, [1, 2])).hex(), h.identity('t', ({str(n) for n in range(20_000)},)).hex())"
+    )
+    assert len({run_seeded(program, seed) for seed in ("0", "1", "2", "3")}) == 1
 
 
 def test_a_container_beyond_the_bound_is_not_walked_whole() -> None:

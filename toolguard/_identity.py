@@ -8,8 +8,10 @@ and hashed. Nothing of a value is executed, and nothing raises. What is the same
   a frozenset (and no list), a bytearray or a memoryview of bytes is bytes; a dict and a set have no order.
 - A subclass of a built-in type (a namedtuple, an OrderedDict, a text with methods of its own) is the built-in value that it
   holds. An Enum member is its class and name; a dataclass or a pydantic model is its class and its stored fields.
-- An aware datetime is its wall clock and offset. numpy data is dtype, shape and bytes. A class or function is its name.
-- Anything else is *opaque*: it counts by the name of its type, never by address.
+- An aware datetime is its wall clock and offset. A numpy number is a number; an array is its dtype, shape and bytes. A
+  path, URL, UUID or IP address is its type and text. A class or function is its name.
+- Anything else is *opaque*: it counts by the name of its type, never by address. So do a bound method and, beside their
+  name, a lambda and a local function: what they hold is not in it.
 
 Bounds: 10 000 nodes, 32 levels, and 1 MB of text and bytes, hashed whole up to there since that costs a millisecond. What
 is beyond is *cut* to its type, length and ends (a set, which has no ends: its length). A cut dict is read in its own order.
@@ -44,6 +46,7 @@ _OPAQUE: Final = b"?"
 _LOST: Final = bytes(_SIZE) + _OPAQUE
 _PLAIN: Final = 2  # the marshal format without references and interning: equal values give equal bytes
 _WHOLE: Final = slice(None)
+_TEXTS: Final = {str}
 
 _Encoder = Callable[["_Walk", Any, int], Any]
 
@@ -220,6 +223,13 @@ class _Walk:
     def plain(self, value: Any, depth: int) -> Any:
         """Return the canonical form of `value`. Types are looked up by id, as hashing one would ask its metaclass."""
         kind = type(value)
+        if kind is str:
+            size = len(value)
+            if size <= _SHORT and size <= self.chars:
+                self.chars -= size
+                return value
+        elif value is None or kind is bool or (kind is int and -_WIDE < value < _WIDE):
+            return value
         try:
             encode = _ENCODERS.get(id(kind))
             if encode is None:
@@ -289,10 +299,10 @@ def _memory(walk: _Walk, value: memoryview, _: int) -> Any:
 
 def _int(walk: _Walk, value: int, _: int) -> Any:
     size = int.bit_length(value) // 8
-    if size > walk.chars:
-        walk.mark(cut=True)
-        return ("cut", "int", size, int.__rshift__(value, 8 * (size - _ENDS)))
     if size > _SHORT:
+        if size > walk.chars:
+            walk.mark(cut=True)
+            return ("cut", "int", size, int.__rshift__(value, 8 * (size - _ENDS)))
         walk.chars -= size
     return int.__int__(value)
 
@@ -315,7 +325,8 @@ def _row(base: Any) -> _Encoder:
     def encode(walk: _Walk, value: Any, depth: int) -> Any:
         size = size_of(value)
         if walk.afford(size, depth):
-            return ("list", *[walk.plain(each, depth + 1) for each in item(value, _WHOLE)])
+            plain, below = walk.plain, depth + 1
+            return ("list", *[plain(each, below) for each in item(value, _WHOLE)])
         return walk.cut("list", size, chain(item(value, slice(_ENDS)), item(value, slice(-_ENDS, None))), depth)
 
     return encode
@@ -326,11 +337,13 @@ def _dict(walk: _Walk, value: dict[Any, Any], depth: int) -> Any:
     if not walk.afford(2 * size, depth):
         ends = chain(islice(items, _ENDS), islice(reversed(items), _ENDS))
         return walk.cut("dict", size, chain.from_iterable(ends), depth)
-    pairs = [(dumps(walk.plain(k, depth + 1), _PLAIN), walk.plain(v, depth + 1)) for k, v in list(items)]
-    if len(dict(pairs)) == size:
+    plain, below = walk.plain, depth + 1
+    pairs = [(plain(k, below), plain(v, below)) for k, v in list(items)]
+    forms = dict(pairs)
+    if len(forms) == size and set(map(type, forms)) <= _TEXTS:
         return ("dict", *chain.from_iterable(sorted(pairs)))
-    # Keys of one form, such as two objects of a type: their values must order them, and forms of values do not compare.
-    return ("twins", *chain.from_iterable(sorted((k, dumps(v, _PLAIN)) for k, v in pairs)))
+    # Forms of other keys do not compare, and two keys may have one form, such as two objects of a type.
+    return ("keyed", *chain.from_iterable(sorted((dumps(k, _PLAIN), dumps(v, _PLAIN)) for k, v in pairs)))
 
 
 def _set(base: Any) -> _Encoder:
@@ -360,11 +373,18 @@ def _parts(tag: str, base: Any) -> _Encoder:
     return encode
 
 
-def _datetime(walk: _Walk, value: datetime, depth: int) -> Any:
-    zone: Any = datetime.__reduce__(value)[1][1:]  # nothing where it is naive
-    if zone and (type(zone[0]) is timezone or _name(type(zone[0])) in _ZONES):
-        zone = datetime.utcoffset(value)
-    return ("datetime", datetime.__reduce__(value)[1][0], walk.plain(zone, depth))
+def _moment(tag: str, base: Any) -> _Encoder:
+    def encode(walk: _Walk, value: Any, depth: int) -> Any:
+        state, *zone = base.__reduce__(value)[1]
+        if not zone:
+            return (tag, state)
+        offset = None
+        if type(zone[0]) is timezone or any(type(zone[0]) is _loaded(*name) for name in _ZONES):
+            # Of an exact copy, fold included: a zone asks a subclass for its parts.
+            offset = base(*base.__reduce_ex__(value, 4)[1]).utcoffset()
+        return (tag, state, walk.plain(zone[0] if offset is None else offset, depth))
+
+    return encode
 
 
 def _timezone(walk: _Walk, value: timezone, depth: int) -> Any:
@@ -384,30 +404,49 @@ def _uuid(_: _Walk, value: Any, __: int) -> Any:
     return ("uuid", sys.modules["uuid"].UUID.int.__get__(value))
 
 
-def _path(walk: _Walk, value: Any, depth: int) -> Any:
-    return ("path", walk.plain(sys.modules["pathlib"].PurePath.__str__(value), depth))
+def _printed(walk: _Walk, value: Any, _: int) -> Any:
+    text = str(value)
+    name = _name(type(value))[1].removeprefix("Pure")
+    return ("printed", name, walk.content("str", len(text), text.__getitem__))
 
 
 def _enum(walk: _Walk, value: Any, depth: int) -> Any:
-    return ("enum", *_name(type(value)), walk.plain(_stored(value).get("_name_"), depth))
+    stored = _stored(value)
+    name = stored.get("_name_")  # None for flags that have none
+    return ("enum", *_name(type(value)), name if type(name) is str else ("value", walk.plain(stored["_value_"], depth)))
 
 
-def _of_name(walk: _Walk, value: Any, _: int) -> Any:
-    name = _name(value) if _is_class(value) else (value.__module__, value.__qualname__)
-    if "<" in name[1]:  # a lambda or a local function: what it closes over is not in its name
+def _class(walk: _Walk, value: Any, _: int) -> Any:
+    return _label(walk, *_name(value))
+
+
+def _function(walk: _Walk, value: types.FunctionType, _: int) -> Any:
+    module = value.__module__
+    return _label(walk, module if type(module) is str else "", str.__str__(value.__qualname__))
+
+
+def _builtin(walk: _Walk, value: types.BuiltinFunctionType, depth: int) -> Any:
+    if type(value.__self__) is not types.ModuleType:
+        return _opaque(walk, value, depth)
+    return _label(walk, value.__module__, value.__name__)
+
+
+def _label(walk: _Walk, module: str, name: str) -> Any:
+    if "<" in name:
         walk.mark()
-    return ("name", *name)
+    return ("name", module, name)
 
 
-def _fields(names_of: Callable[[type], Iterable[str]]) -> _Encoder:
+def _fields(kind: type, names: tuple[str, ...]) -> _Encoder:
+    form = ("fields", *_name(kind))
+
     def encode(walk: _Walk, value: Any, depth: int) -> Any:
-        kind = type(value)
-        names = tuple(names_of(kind))
         if not walk.afford(len(names), depth):
             return walk.cut("fields", len(names), (), depth)
         stored = _stored(value)
-        parts = [(name, walk.plain(stored[name] if name in stored else _slot(kind, name, value), depth + 1)) for name in names]
-        return ("fields", *_name(kind), *chain.from_iterable(parts))
+        found = [(name, stored[name] if name in stored else _slot(kind, name, value)) for name in names]
+        parts = [(name, walk.plain(each, depth + 1)) for name, each in found if each is not _UNSET]
+        return (*form, *chain.from_iterable(parts))
 
     return encode
 
@@ -417,8 +456,7 @@ def _stored(value: Any) -> dict[str, Any]:
     for base in _lineage(type(value)):
         found = _namespace(base).get("__dict__")
         if type(found) is types.GetSetDescriptorType:
-            stored: dict[str, Any] = found.__get__(value)
-            return stored
+            return {name: each for name, each in dict.items(found.__get__(value)) if type(name) is str}
     return {}
 
 
@@ -426,24 +464,39 @@ def _slot(kind: type, name: str, value: Any) -> Any:
     for base in _lineage(kind):
         found = _namespace(base).get(name)
         if type(found) is types.MemberDescriptorType:
-            return found.__get__(value)
-    return None
+            try:
+                return found.__get__(value)
+            except AttributeError:
+                break
+    return _UNSET
 
 
-def _array(walk: _Walk, value: Any, _: int) -> Any:
+def _array(walk: _Walk, value: Any, depth: int) -> Any:
     array = sys.modules["numpy"].ndarray
-    dtype, shape, size = (array.__dict__[part].__get__(value) for part in ("dtype", "shape", "nbytes"))
-    if dtype.hasobject:
-        return _opaque(walk, value, 0)
-    if size > walk.chars:
-        walk.mark(cut=True)
-        return ("cut", "array", dtype.str, shape)
-    return ("array", dtype.str, shape, walk.content("bytes", size, lambda part: array.tobytes(value)[part]))
+    if type(value) is not array or not _is_bare(value.dtype):
+        return _opaque(walk, value, depth)  # a subclass, such as a masked array, holds more than its bytes
+    flat, item = value.flat, value.dtype.itemsize
+
+    def take(part: slice) -> Any:
+        stop = None if part.stop is None else part.stop // item
+        return flat[(part.start or 0) // item : stop].tobytes()
+
+    return ("array", value.dtype.str, value.shape, walk.content("bytes", value.nbytes, take))
 
 
 def _scalar(walk: _Walk, value: Any, depth: int) -> Any:
-    item = sys.modules["numpy"].generic.item(value)
-    return walk.plain(item, depth) if type(item) is not type(value) else _opaque(walk, value, depth)
+    generic = sys.modules["numpy"].generic
+    dtype = generic.dtype.__get__(value)
+    if not _is_bare(dtype):
+        return _opaque(walk, value, depth)
+    if dtype.kind in "mM":  # as an item it would be a number without its unit
+        return ("array", dtype.str, (), generic.tobytes(value))
+    return walk.plain(generic.item(value), depth)
+
+
+def _is_bare(dtype: Any) -> bool:
+    """Say whether an item's bytes are its value: no references, no fields, no padding as a long double has."""
+    return dtype.itemsize <= _PIECE and (dtype.kind in "biuSUmM" or (dtype.kind, dtype.itemsize) in _FLOATS)
 
 
 def _opaque(walk: _Walk, value: Any, _: int) -> Any:
@@ -452,7 +505,7 @@ def _opaque(walk: _Walk, value: Any, _: int) -> Any:
 
 
 def _is_class(value: object) -> bool:
-    return type in _lineage(type(value))
+    return any(base is type for base in _lineage(type(value)))  # `in` would ask a metaclass whether it is equal
 
 
 def _name(kind: type) -> tuple[str, str]:
@@ -460,7 +513,23 @@ def _name(kind: type) -> tuple[str, str]:
     return (module if type(module) is str else "", str.__str__(_qualname(kind)))
 
 
-_ZONES: Final = frozenset({("zoneinfo", "ZoneInfo")})
+_UNSET: Final = object()
+_FLOATS: Final = frozenset({("f", 2), ("f", 4), ("f", 8), ("c", 8), ("c", 16)})
+_ZONES: Final = (
+    ("zoneinfo", "ZoneInfo"),
+    ("pydantic_core._pydantic_core", "TzInfo"),
+)
+_PATHS: Final = ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
+# Exact types, since a subclass could print otherwise.
+_PRINTED: Final = frozenset(
+    {
+        ("fractions", "Fraction"),
+        ("pydantic_core._pydantic_core", "Url"),
+        ("pydantic_core._pydantic_core", "MultiHostUrl"),
+        *(("ipaddress", f"IPv{v}{what}") for v in (4, 6) for what in ("Address", "Network", "Interface")),
+        *((room, path) for room in ("pathlib", "pathlib._local") for path in _PATHS),
+    }
+)
 
 _BASES: Final[dict[type, _Encoder]] = {
     type(None): _same,
@@ -480,14 +549,14 @@ _BASES: Final[dict[type, _Encoder]] = {
     range: _parts("range", range),
     slice: _parts("slice", slice),
     type(Ellipsis): lambda _, __, ___: ("ellipsis",),
-    datetime: _datetime,
+    datetime: _moment("datetime", datetime),
     date: _parts("date", date),
-    time: _parts("time", time),
+    time: _moment("time", time),
     timedelta: _parts("timedelta", timedelta),
     timezone: _timezone,
-    types.FunctionType: _of_name,
-    types.BuiltinFunctionType: _of_name,
-    type: _of_name,
+    types.FunctionType: _function,
+    types.BuiltinFunctionType: _builtin,
+    type: _class,
 }
 _ENCODERS: Final[dict[int, _Encoder]] = {id(kind): encode for kind, encode in _BASES.items()}
 
@@ -495,30 +564,47 @@ _ENCODERS: Final[dict[int, _Encoder]] = {id(kind): encode for kind, encode in _B
 _LATER: Final[tuple[tuple[str, str, _Encoder], ...]] = (
     ("decimal", "Decimal", _decimal),
     ("uuid", "UUID", _uuid),
-    ("pathlib", "PurePath", _path),
     ("numpy", "ndarray", _array),
 )
 
 
 def _find(kind: type) -> _Encoder:
     """Return how values of `kind` are written: as the nearest base that is known, or by their fields, or as opaque."""
-    lineage = _lineage(kind)
-    if _loaded("enum", "Enum") in lineage:
+    lineage, name = _lineage(kind), _name(kind)
+    if _derives(kind, "enum", "Enum"):
         return _enum
-    if _loaded("numpy", "generic") in lineage and not any(id(base) in _ENCODERS for base in lineage):
-        return _scalar
+    if (name in _PRINTED or name[0] == "pydantic.networks") and _loaded(*name) is kind:
+        return _printed
     for base in lineage:
         if id(base) in _ENCODERS:
             return _ENCODERS[id(base)]
-        for module, name, encode in _LATER:
-            if base is _loaded(module, name):
+        for module, attribute, encode in _LATER:
+            if base is _loaded(module, attribute):
                 return encode
-    for base in lineage:
-        for attribute in ("__dataclass_fields__", "__pydantic_fields__"):
-            fields = _namespace(base).get(attribute)
+    return _scalar if _derives(kind, "numpy", "generic") else _find_fields(kind)
+
+
+_MARKS: Final = (("__dataclass_fields__",), ("__pydantic_fields__", "__pydantic_extra__"))
+
+
+def _find_fields(kind: type) -> _Encoder:
+    for base in _lineage(kind):
+        for mark, *more in _MARKS:
+            fields = _namespace(base).get(mark)
             if type(fields) is dict:
-                return _fields(lambda _, names=tuple(fields): names)  # type: ignore[misc]  # a default that binds now
-    return _opaque
+                return _fields(kind, (*(name for name in fields if type(name) is str), *more))
+    form = ("opaque", *_name(kind))
+
+    def encode(walk: _Walk, _: Any, __: int) -> Any:
+        walk.mark()
+        return form
+
+    return encode
+
+
+def _derives(kind: type, module: str, name: str) -> bool:
+    wanted = _loaded(module, name)
+    return any(base is wanted for base in _lineage(kind))
 
 
 def _loaded(module: str, name: str) -> Any:
