@@ -583,6 +583,23 @@ def test_a_stop_is_one_warning_in_the_log_and_a_refusal_one_info_record(logged):
     assert "hard_stop" in warning.getMessage()
 
 
+def test_a_stop_by_the_program_or_by_the_end_of_a_turn_is_in_the_log_at_once(logged):
+    def warnings():
+        return [record.getMessage() for record in logged.records if record.levelname == "WARNING"]
+
+    with toolguard.run() as run:
+        run.stop("The user went away.")
+        run.stop("Again.")
+        assert [text.endswith(f"{run.id} was stopped by stop: The user went away.") for text in warnings()] == [True]
+    with toolguard.run(per_tool=1, refused_turns=1) as run:
+        search()
+        refused_turn(run)
+        assert len(warnings()) == 1
+        run.turn()
+        assert "refused_turns" in warnings()[1]
+    assert len(warnings()) == 2
+
+
 def test_the_run_span_says_how_the_run_ended(spans):
     with toolguard.run("assistant", session="s", hard_cap=1):
         search()
