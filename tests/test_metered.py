@@ -1194,3 +1194,17 @@ def test_a_tool_is_encoded_as_what_it_returns():
     with toolguard.run(aggregate=1):
         tool("a")
         assert json.loads(json.dumps({"content": tool("b")}))["content"].startswith("tool did NOT execute")
+
+
+def test_asking_the_class_of_a_tool_for_annotations_leaves_the_tools_own_in_place():
+    tool = metered(kind="read")(plain_one)
+    with toolguard.run() as run:
+        bound = run.bind(tool)
+    for each in (tool, bound):
+        assert type(each).__annotations__ == {}
+        assert each.__annotations__ == plain_one.__annotations__ == {"x": int, "return": int}
+        assert typing.get_type_hints(each) == {"x": int, "return": int}
+
+
+def plain_one(x: int) -> int:
+    return x

@@ -34,6 +34,22 @@ else:  # generic in the type stubs alone, in older versions of wrapt
 # The wrapper ----------------------------------------------------------------------------------------------------------
 
 
+class _Annotations:
+    """The function's annotations, for tools, and none for the class of a tool.
+
+    Without it, whoever asks the class would leave an empty dict there, which then hides the function's.
+    """
+
+    def __get__(self, tool: Any, owner: type | None = None) -> Any:
+        return {} if tool is None else tool.__wrapped__.__annotations__
+
+    def __set__(self, tool: Any, annotations: Any) -> None:
+        tool.__wrapped__.__annotations__ = annotations
+
+
+_ANNOTATIONS: Any = _Annotations()
+
+
 class Same:
     """Identity, copying and pickling of a tool: it is itself, and nothing else is.
 
@@ -41,6 +57,10 @@ class Same:
     """
 
     __slots__ = ()  # else it would bring a `__dict__` that hides the function's
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.__annotations__ = _ANNOTATIONS
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -325,11 +345,18 @@ def entry_of(tool: Any) -> Entry:
     """
     if isinstance(tool, BoundMetered):
         tool = tool._self_parent
+    elif _is_plain_method(tool):
+        tool = tool.__func__
     if not isinstance(tool, Metered):
         msg = f"{tool!r} is not a tool; decorate it with @toolguard.metered(kind=...)"
         raise TypeError(msg)
     entry: Entry = tool._self_entry
     return entry
+
+
+def _is_plain_method(tool: Any) -> bool:
+    """Say whether a tool is below a classmethod that binds it by itself, as Python does from 3.13 on."""
+    return type(tool) is types.MethodType and isinstance(tool.__func__, Metered)
 
 
 @overload
@@ -360,4 +387,8 @@ def spec(tool: Any) -> Any:
         return tool
     known = entry_of(tool).spec
     # What was reached through a receiver takes no receiver.
-    return replace(known, function=tool.__wrapped__) if isinstance(tool, BoundMetered) else known
+    if isinstance(tool, BoundMetered):
+        return replace(known, function=tool.__wrapped__)
+    if _is_plain_method(tool):
+        return replace(known, function=types.MethodType(tool.__func__.__wrapped__, tool.__self__))
+    return known
