@@ -7,7 +7,6 @@ import re
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -36,8 +35,7 @@ _TOOL_ERROR: Final = "tool_error"
 # What is known of a tool ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What the decorator was told; two decorations of one function must agree."""
 
     kind: Kind

@@ -261,8 +261,7 @@ def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, frozenset) else list(value) if isinstance(value, tuple) else value
 
 
-@dataclass(frozen=True, slots=True)
-class RunLimits:
+class RunLimits(NamedTuple):
     """What a run freezes at its start.
 
     Attributes:

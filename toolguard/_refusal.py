@@ -161,8 +161,8 @@ def stop_message(stop: Stop) -> str:
 
 def converge(wall: str, reading: Reading) -> str:
     """Write the note for a run that nears a limit: spent, left, and how to end with an answer."""
-    left = max(0, reading.limit - reading.used)
+    left, near = max(0, reading.limit - reading.used), BY_NAME[wall]
     return (
-        f"{reading.used} of the {reading.limit} {BY_NAME[wall].unit} of this run are spent, {left} left; {BY_NAME[wall].beyond}. "
+        f"{reading.used} of the {reading.limit} {near.unit} of this run are spent, {left} left; {near.beyond}. "
         "Converge now: answer with what you have, say what you could not check, and suggest a narrower question for the rest."
     )

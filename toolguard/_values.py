@@ -73,8 +73,7 @@ class Refused(NamedTuple):
     stops: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """The end of a run: what decided it, and what the run had done by then.
 
     Attributes:
@@ -248,8 +247,7 @@ class Tally:
             new.add(seen)
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """One configuration key, contributed by a wall.
 
     Attributes:
