@@ -1,8 +1,10 @@
 """One run: its limits, notes, turns, stop and totals, and what runs do to each other."""
 
 import asyncio
+import gc
 import json
 import threading
+import weakref
 
 import pytest
 
@@ -1149,3 +1151,18 @@ def test_uncounted_calls_do_not_interrupt_refused_calls_in_a_row():
             search(2)
         search(3)
         assert run.stop_reason == "refused_calls"
+
+
+def test_a_run_that_nobody_holds_is_freed_at_once():
+    gc.collect()
+    gc.disable()
+    try:
+        run = toolguard.run("assistant", per_tool=1)
+        gone = weakref.ref(run)
+        with run:
+            search(1)
+            search(2)
+        del run
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -308,7 +308,7 @@ def _message(error: BaseException) -> str:
 
 def _record_duration(run: Frame, call: Call, error: str | None) -> None:
     seconds = max(0.0, run.clock() - call.began)
-    _telemetry.record_duration(run.duration, call.plan.facts or _facts(run, call.plan), seconds, error, call.context)
+    _telemetry.record_duration(run.duration, call.plan.facts or _facts(run, call.plan), seconds, error, call.span)
 
 
 # The four kinds of function; they differ by `await` and `yield` alone -------------------------------------------------
@@ -412,7 +412,7 @@ async def _coroutine(made: _Made) -> Any:
     if isinstance(call, Refusal):
         return call
     try:
-        with Within(made.run.inside, call.context):
+        with Within(made.run.home(), call.context):
             value = await made.body()
     except BaseException as error:
         answer = fail(made.entry, made.run, call, error)
@@ -429,7 +429,7 @@ class _Streamed(Within):
     __slots__ = ("_call", "_made", "me")
 
     def __init__(self, made: _Made) -> None:
-        super().__init__(made.run.inside)
+        super().__init__(made.run.home())
         self._made = made
         self._call: Call | None = None
         self.me: Callable[[], Any] = lambda: self

@@ -111,13 +111,11 @@ class Frame:
     Attributes:
         id: the run's id; None outside a run.
         agent: the run's agent.
-        inside: the run that the body of the call is in.
         marks: attributes that mark the place on every span.
     """
 
     id: str | None
     agent: str | None
-    inside: "RunState | None"
     settings: _config.Settings
     ledger: Ledger
     hasher: Hasher
@@ -125,6 +123,10 @@ class Frame:
     tracer: Any
     duration: Any
     marks: Mapping[str, Any] | None = None
+
+    def home(self) -> "RunState | None":
+        """Return the run that the body of a call made here is in."""
+        raise NotImplementedError
 
     def tell_refusal(self, refusal: Refusal) -> None:
         """Write a refusal to the log."""
@@ -136,7 +138,8 @@ class Loose(Frame):
 
     def __init__(self, settings: _config.Settings, run: "RunState | None", why: Refused | None = None) -> None:
         """Take identity and telemetry from `run` where there is one; `why` refuses everything."""
-        self.id, self.agent, self.inside = (run.id, run.agent, run) if run else (None, None, None)
+        self.id, self.agent = (run.id, run.agent) if run else (None, None)
+        self._run = run
         self.settings = settings
         self.ledger = Ledger((), {})
         if why is not None:
@@ -144,6 +147,10 @@ class Loose(Frame):
         self.hasher = Hasher(b"")
         self.clock = _clock
         self.find_scope()
+
+    def home(self) -> "RunState | None":
+        """Return the run whose own calls are made here, or None."""
+        return self._run
 
     def find_scope(self) -> None:
         """Take up the providers that are set by now."""
@@ -208,7 +215,6 @@ class RunState(Frame):
         """Check the limits now, so that a mistake shows where it was made; everything else waits for the start."""
         self.id: str = uuid.uuid4().hex if run_id is None else run_id  # pyright: ignore[reportIncompatibleVariableOverride]
         self.agent = agent
-        self.inside: RunState | None = self
         self.parent: RunState | None = None
         self.harness: Loose | None = None
         self.refused: deque[Refusal] = deque(maxlen=_KEPT_REFUSALS)
@@ -222,6 +228,10 @@ class RunState(Frame):
         self._outer: RunState | None = None
         self._last_trace: Any = None
         self._told: Stop | None = None
+
+    def home(self) -> "RunState":
+        """Return itself: a reference kept for it would be a cycle, and every run would wait for the collector."""
+        return self
 
     def start(self) -> "RunState":
         """Take a place below the run that is current now, freeze the limits and open the ledger; once."""

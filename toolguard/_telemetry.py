@@ -323,12 +323,12 @@ def record_refusal(
         return None
 
 
-_waiting: deque[tuple[metrics.Histogram, float, Mapping[str, Any], Context | None]] = deque()
+_waiting: deque[tuple[metrics.Histogram, float, Mapping[str, Any], Span | None]] = deque()
 _MOST_WAITING: Final = 2048
 
 
 def record_duration(
-    duration: metrics.Histogram, facts: CallFacts, seconds: float, error: str | None, context: Context | None
+    duration: metrics.Histogram, facts: CallFacts, seconds: float, error: str | None, span: Span | None
 ) -> None:
     """Record how long a call took, in seconds, with its span at hand for an exemplar.
 
@@ -336,18 +336,19 @@ def record_duration(
     by the calls themselves.
     """
     attributes = facts.metric if error is None else {**facts.metric, names.ERROR_TYPE: error}
-    _waiting.append((duration, seconds, attributes, context))
+    # The span alone waits: the call's context would keep the whole run.
+    _waiting.append((duration, seconds, attributes, span))
     if len(_waiting) > _MOST_WAITING:
         _record_next()
 
 
 def _record_next() -> bool:
     try:
-        duration, seconds, attributes, context = _waiting.popleft()
+        duration, seconds, attributes, span = _waiting.popleft()
     except IndexError:
         return False
     try:
-        duration.record(seconds, attributes, context)
+        duration.record(seconds, attributes, Context() if span is None else trace.set_span_in_context(span, Context()))
     except Exception:  # noqa: BLE001
         _lost("record")
     return True
