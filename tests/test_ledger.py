@@ -16,10 +16,12 @@ import pytest
 import toolguard
 from toolguard import NotExecuted, metered
 from toolguard import _ledger as ledger_module
+from toolguard import _tree as tree_module
 from toolguard._clock import tick
-from toolguard._ledger import BUSY, Ledger, totals
+from toolguard._ledger import BUSY, Ledger
 from toolguard._refusal import stop_message
 from toolguard._session import RunState
+from toolguard._tree import totals
 from toolguard._values import Call, Refused, Tool, Wall
 from toolguard.testing import assert_executed, assert_refused
 from toolguard.walls import KEYS, NAMES, TABLE
@@ -529,11 +531,11 @@ _SWEPT = {
     Ledger._release.__code__,
     Ledger.count_refusal.__code__,
     Ledger.close_turn.__code__,
-    ledger_module.Session.drain.__code__,
-    ledger_module.Session.drain_inside.__code__,
-    ledger_module.Session.ask_again.__code__,
-    ledger_module.Session.take.__code__,
-    ledger_module._add.__code__,
+    tree_module.Session.drain.__code__,
+    tree_module.Session.drain_inside.__code__,
+    tree_module.Session.ask_again.__code__,
+    tree_module.Session.take.__code__,
+    tree_module._add.__code__,
 }
 
 
@@ -621,7 +623,7 @@ def scenario(tree):
         one(READ, b"r")
         ledger.begin_turn()
         one(READ, b"r")
-        ledger_module._add(ledger.session.take())
+        tree_module._add(ledger.session.take())
 
     return outer, ledger, executed, act
 
@@ -668,7 +670,7 @@ def test_a_child_can_use_the_run_although_a_thread_of_the_parent_was_inside():
     attempt(ledger)
 
     def hold():
-        with ledger.session.lock, ledger_module._totals_lock:
+        with ledger.session.lock, tree_module._totals_lock:
             ledger.session.inside = True
             held.set()
             go.wait(60)

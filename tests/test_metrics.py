@@ -286,10 +286,10 @@ def test_a_run_that_is_finalised_in_the_middle_of_a_count_is_counted(measured, t
         def __hash__(self):
             Key.hashed += 1
             if Key.hashed == 3:  # between reading the total and writing it
-                _ledger._add({key: 5})
+                _tree._add({key: 5})
             return hash(key)
 
-    _ledger._add({Key(key): 1})
+    _tree._add({Key(key): 1})
     assert Key.hashed == 3
     assert measured.calls(name) == {("read", "ok"): 6}
 

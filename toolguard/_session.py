@@ -13,8 +13,9 @@ from typing import Any, Final
 from toolguard import _config, _names, _telemetry
 from toolguard._clock import Clock, monotonic
 from toolguard._identity import Hasher, new_key
-from toolguard._ledger import Ledger, totals
+from toolguard._ledger import Ledger
 from toolguard._refusal import Refusal, stop_message
+from toolguard._tree import totals
 from toolguard._values import Refused, Stop
 from toolguard.walls import NAMES, TABLE
 

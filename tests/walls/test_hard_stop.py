@@ -353,6 +353,17 @@ def test_with_the_signal_any_nothing_clears_the_count():
         assert_refused(look(99), "hard_stop")
 
 
+def test_with_the_signal_any_polling_counts_no_more_than_otherwise():
+    @metered(kind="read", polls=True)
+    def status():
+        return "pending"
+
+    with toolguard.run(adaptive_signal="any", adaptive_soft=10, **ALONE):
+        for _ in range(100):
+            assert_executed(status())
+        assert assert_refused(status(), "hard_stop").rule == "backstop"
+
+
 def test_with_the_signal_any_refused_attempts_count_too():
     with toolguard.run(adaptive_signal="any", adaptive_soft=4, **{**ALONE, "per_tool": 1}):
         same(1)
