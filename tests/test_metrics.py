@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.sdk.metrics.export import Histogram, Sum
 
 import toolguard
-from toolguard import _ledger, _names, metered
+from toolguard import _names, _tree, metered
 from toolguard.testing import FakeClock, isolated
 
 CALLS, DURATION = "toolguard.tool.calls", "gen_ai.execute_tool.duration"
