@@ -10,7 +10,7 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Final
 
-from toolguard import _config, _names, _telemetry
+from toolguard import _collector, _config, _names, _telemetry
 from toolguard._clock import Clock, monotonic
 from toolguard._identity import Hasher, new_key
 from toolguard._ledger import Ledger
@@ -87,7 +87,8 @@ def uncounted() -> Iterator[None]:
         yield
     finally:
         try:
-            UNCOUNTED.reset(token)
+            if not _collector.is_here():
+                UNCOUNTED.reset(token)
         except ValueError:
             log(logging.WARNING, "uncounted() was left in another context than it was entered in; put it around the calls")
 
@@ -308,6 +309,8 @@ class RunState(Frame):
 
     def _restore(self, token: "Token[RunState | None]") -> bool:
         """Undo the entering; True where this context is the one that was entered and nothing else is open in it."""
+        if _collector.is_here():
+            return False
         now = CURRENT.get()
         try:
             CURRENT.reset(token)
@@ -385,7 +388,8 @@ def log(level: int, message: str, *args: Any, extra: Mapping[str, Any] | None = 
 class Within:
     """Makes a run and an OpenTelemetry context current for one step, in whatever thread or task the step is made.
 
-    Both roll: a run or a span that the body leaves open is current again in its next step.
+    Both roll: a run or a span that the body leaves open is current again in its next step. In a finaliser that the
+    collector calls nothing is made current where that is not safe (see `_collector`).
 
     Attributes:
         items: for streams, the items handed out so far.
@@ -411,13 +415,15 @@ class Within:
 
     def __enter__(self) -> None:
         self._entered = CURRENT.get() if self._run is None else self._run
-        self._token = CURRENT.set(self._entered)
+        self._token = None if _collector.is_here() else CURRENT.set(self._entered)
         self._before = _telemetry.current()
         self._otel = _telemetry.attach(self._context)
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /
     ) -> None:
+        if self._token is None or _collector.is_here():
+            return
         run = CURRENT.get()
         try:
             CURRENT.reset(self._token)

@@ -12,6 +12,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, ProxyTracerProvider, Span, SpanKind, Status, StatusCode, Tracer
 
+from toolguard import _collector
 from toolguard import _names as names
 
 __all__ = [
@@ -147,7 +148,7 @@ def with_run(run: Any, context: Context | None) -> Context | None:
 
 def attach(context: Context | None) -> Any:
     """Make `context` current; the token goes to `detach` in the same thread or task."""
-    if context is None:
+    if context is None or _collector.is_here():
         return None
     try:
         return otel_context.attach(context)
@@ -158,7 +159,7 @@ def attach(context: Context | None) -> Any:
 
 def detach(token: Any) -> None:
     """Restore what was current before the `attach` that gave `token`."""
-    if token is not None:
+    if token is not None and not _collector.is_here():
         try:
             otel_context.detach(token)
         except Exception:  # noqa: BLE001
