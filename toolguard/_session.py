@@ -58,7 +58,11 @@ def set_clock(clock: Clock | None) -> Clock:
 def current_state() -> "RunState | None":
     """Return the run of this context: the context variable's or, where that was lost, OpenTelemetry's."""
     run = CURRENT.get()
-    return _telemetry.carried() if run is None else run
+    if run is None:
+        run = _telemetry.carried()
+    while run is not None and run._gone:  # noqa: SLF001
+        run = run._outer  # noqa: SLF001
+    return run
 
 
 def forget() -> Callable[[], None]:
@@ -203,6 +207,9 @@ _UNCOUNTED_MARK: Final = {_names.UNCOUNTED: True}
 class RunState(Frame):
     """One agent's work on one request, without its public face."""
 
+    _gone = False
+    """The collector left the run and could not make the outer one current again; whoever looks takes that one."""
+
     def __init__(
         self,
         agent: str | None,
@@ -281,7 +288,7 @@ class RunState(Frame):
                 msg = f"the run {self.id!r} is open already; open another run, or carry this one with run.bind(fn)"
                 raise RuntimeError(msg)
             self._open = True
-        self._outer = CURRENT.get()
+        self._outer = current_state() if CURRENT.get() else None
         self._span = _telemetry.RunSpan(self, self.tracer, self.agent, self._start_attributes(), self._last_trace)
         self._token = CURRENT.set(self)
 
@@ -310,6 +317,7 @@ class RunState(Frame):
     def _restore(self, token: "Token[RunState | None]") -> bool:
         """Undo the entering; True where this context is the one that was entered and nothing else is open in it."""
         if _collector.is_here():
+            self._gone = True
             return False
         now = CURRENT.get()
         try:
