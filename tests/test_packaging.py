@@ -71,8 +71,8 @@ def test_the_types_are_shipped():
 
 @pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchling is not installed")
 def test_the_wheel_holds_every_module_and_the_types(tmp_path):
-    if not (ROOT / "README.md").is_file():
-        pytest.skip("no README.md here, as in an installed package")
+    if not (ROOT / "toolguard").is_dir():
+        pytest.skip("the sources are not here: the tests run against an installed package")
     script = f"from hatchling.build import build_wheel; print(build_wheel({str(tmp_path)!r}))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
