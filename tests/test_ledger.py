@@ -629,6 +629,7 @@ def scenario(tree):
 
 
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="signals are tripped through the C API")
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="3.12 may not trace instructions when a trace function asks for it")
 @pytest.mark.parametrize("tree", [False, True], ids=["run", "nested"])
 def test_a_signal_that_raises_before_any_instruction_leaves_the_lock_free_and_no_call_uncharged(tree):
     step, interrupted = 1, 0
