@@ -240,7 +240,8 @@ def run(
 
     Args:
         agent: the agent's name, for traces and for its table in the configuration.
-        tools: the decorated functions and bound methods that this run offers; None: all that are registered.
+        tools: the decorated functions and bound methods that this run is for: each must be decorated and no two may have
+            one name. Tools that are not listed are charged all the same.
         session: names what several runs belong to, such as a conversation.
         tenant: names on whose behalf the run works.
         run_id: the run's id; by default a new one.
