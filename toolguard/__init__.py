@@ -7,6 +7,7 @@ A call that a budget does not allow is not executed and returns a `Refusal`, whi
 from toolguard import _session
 from toolguard._config import configure, settings
 from toolguard._errors import ConfigError, MissingExtraError, NotExecuted
+from toolguard._gate import Call
 from toolguard._metered import metered, spec
 from toolguard._refusal import Refusal
 from toolguard._registry import Spec, registered
@@ -16,6 +17,7 @@ from toolguard._values import Usage
 from toolguard.walls import Limits
 
 __all__ = [
+    "Call",
     "ConfigError",
     "Limits",
     "MissingExtraError",

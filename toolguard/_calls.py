@@ -9,16 +9,16 @@ import weakref
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
-from toolguard import _config, _content, _names, _query, _registry, _telemetry
+from toolguard import _config, _content, _gate, _names, _query, _registry, _signature, _telemetry, _text
 from toolguard._clock import tick
 from toolguard._errors import MissingExtraError, NotExecuted
 from toolguard._identity import binder
 from toolguard._ledger import GATE, UNBINDABLE, Plan
-from toolguard._refusal import Refusal, refusal
+from toolguard._refusal import Refusal, refusal, stream_cut, withheld
 from toolguard._registry import Spec
-from toolguard._session import CURRENT, UNCOUNTED, Frame, Within, harness, log, outside, refusing
+from toolguard._session import CURRENT, UNCOUNTED, Frame, Within, bare, harness, log, outside, refusing
 from toolguard._stream import Step, adrive, drive
 from toolguard._values import Call, Kind, Outcome, Refused, Tool, canonical
 
@@ -42,8 +42,11 @@ class Options(NamedTuple):
     name: str | None
     limit: int | None
     query: Query | None
+    delegate: bool | str
     polls: bool
+    repeatable: bool
     ignore: tuple[str, ...]
+    gate: _gate.Gate | None
     failed: Callable[[Any], object] | None
 
 
@@ -70,6 +73,9 @@ class Entry:
         self.failed = options.failed or _reports_failure
         self.counted = _counted(self.parameters, options.ignore)
         self.query = _query_facts(options.query, self.parameters)
+        self.specialist = _specialist(options.delegate, self.parameters)
+        self.gate = options.gate
+        self.enter = _enter if options.gate is None else _enter_gated
         # A plain function's signature is the truth; one that was wrapped may accept what its signature does not say.
         self.truthful = isinstance(bare, types.FunctionType) and not hasattr(bare, "__wrapped__")
         self.truthful = self.truthful and not hasattr(bare, "__signature__")
@@ -110,7 +116,16 @@ def _tool(function: Any, options: Options) -> Tool:
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit < 1 << 63):
         msg = f"@metered: limit of {name} must be a whole number of calls from 0 (off), not {limit!r}"
         raise ValueError(msg)
-    return Tool(name, canonical(name), options.kind, limit, polls=options.polls, query=options.query is not None)
+    return Tool(
+        name,
+        canonical(name),
+        options.kind,
+        limit,
+        polls=options.polls,
+        query=options.query is not None,
+        delegate=bool(options.delegate),
+        repeatable=options.repeatable,
+    )
 
 
 def _counted(parameters: tuple[str, ...], ignore: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Any] | None:
@@ -125,6 +140,14 @@ def _known(option: str, wanted: tuple[str, ...], parameters: tuple[str, ...]) ->
     if unknown := [name for name in wanted if name not in parameters]:
         msg = f"@metered: {option}= names no parameter {', '.join(map(repr, unknown))} (known: {', '.join(parameters)})"
         raise ValueError(msg)
+
+
+def _specialist(delegate: bool | str, parameters: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Any] | None:  # noqa: FBT001  it is what the decorator was told
+    """Return what finds the specialist's name in bound values, where one function serves several."""
+    if isinstance(delegate, bool):
+        return None
+    _known("delegate", (delegate,), parameters)
+    return itemgetter(parameters.index(delegate))
 
 
 def _query_facts(query: Query | None, parameters: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Any] | None:
@@ -154,12 +177,11 @@ def _reports_failure(value: Any) -> object:
 # One call -------------------------------------------------------------------------------------------------------------
 
 
-def begin(entry: Entry, run: Frame, values: tuple[Any, ...], turn: int, started: int, *, method: bool) -> Call | Refusal:
-    """Decide and charge one call, and start its span."""
-    ledger = run.ledger
-    plan = ledger.plans.get(entry.tool) or ledger.plan(entry.tool)
+def prepare(entry: Entry, run: Frame, values: tuple[Any, ...], turn: int, started: int, *, method: bool) -> Call:
+    """Compute what the walls of the tool's plan read."""
+    plan = run.ledger.plans.get(entry.tool) or run.ledger.plan(entry.tool)
     identity, query = b"", None
-    if plan.identity:
+    if plan.identity or entry.gate is not None:
         name, counted = entry.tool.name, values
         if method and values:  # neither names nor tokens hold a NUL, so that none can pass for another
             name, counted = f"{name}\0{run.hasher.receiver(values[0])}", (None, *values[1:])
@@ -169,7 +191,18 @@ def begin(entry: Entry, run: Frame, values: tuple[Any, ...], turn: int, started:
     if plan.query and type(values) is not Unbound:
         query = _shape(entry, run, values)
     call = Call(plan.tool, plan, identity, query, turn, started)
-    why = ledger.admit(call, plan)
+    if plan.specialist and entry.specialist is not None and type(values) is not Unbound:
+        name = entry.specialist(values)
+        call.specialist = run.hasher.identity(f"{entry.tool.name}\0", (canonical(name) if isinstance(name, str) else name,))
+    if plan.now:
+        call.now = run.clock()
+    return call
+
+
+def _enter(entry: Entry, run: Frame, call: Call, values: tuple[Any, ...]) -> Call | Refusal:
+    """Decide and charge one call, and start its span."""
+    plan = call.plan
+    why = run.ledger.admit(call, plan)
     if why is not None:
         return refuse(entry, run, call, why, values)
     if run.tracer is not None:
@@ -179,9 +212,43 @@ def begin(entry: Entry, run: Frame, values: tuple[Any, ...], turn: int, started:
         opened = _telemetry.open_call(run.tracer, plan.facts or _facts(run, plan), extra, call.confirms)
         if opened is not None:
             call.span, call.context = opened
+            if call.tool.delegate:
+                call.context = _telemetry.with_delegate(call.context, call.span)
     if run.duration is not None:
         call.began = run.clock()
     return call
+
+
+def _enter_gated(entry: Entry, run: Frame, call: Call, values: tuple[Any, ...]) -> Call | Refusal:
+    """Ask the walls, then the gate, and then the walls again: a person must not approve what a budget then refuses."""
+    assert entry.gate is not None  # noqa: S101  that is why we are here
+    if why := run.ledger.admit(call, call.plan, charging=False):
+        return refuse(entry, run, call, why, values)
+    answer = _gate.ask(entry.gate, _asked(entry, run, call, values))
+    return _decided(entry, run, call, values, answer)
+
+
+async def _aenter_gated(entry: Entry, run: Frame, call: Call, values: tuple[Any, ...]) -> Call | Refusal:
+    """Do the same where the gate may have to be awaited."""
+    assert entry.gate is not None  # noqa: S101  that is why we are here
+    if why := run.ledger.admit(call, call.plan, charging=False):
+        return refuse(entry, run, call, why, values)
+    answer = await _gate.aask(entry.gate, _asked(entry, run, call, values))
+    return _decided(entry, run, call, values, answer)
+
+
+def _asked(entry: Entry, run: Frame, call: Call, values: tuple[Any, ...]) -> _gate.Call:
+    names = entry.parameters if type(values) is not Unbound else ("args", "kwargs") if len(values) == 2 else ("self", "args", "kwargs")  # noqa: PLR2004
+    arguments = types.MappingProxyType(dict(zip(names, values, strict=False)))
+    return _gate.Call(entry.tool.name, entry.tool.kind, arguments, call.identity.hex(), cast("Any", run.home()))
+
+
+def _decided(entry: Entry, run: Frame, call: Call, values: tuple[Any, ...], answer: str | None) -> Call | Refusal:
+    if answer is not None:
+        return refuse(entry, run, call, GATE, values, answer)
+    if call.plan.now:
+        call.now = run.clock()  # a person may have taken hours
+    return _enter(entry, run, call, values)
 
 
 def _shape(entry: Entry, run: Frame, values: tuple[Any, ...]) -> bytes | None:
@@ -213,23 +280,28 @@ def _arguments(entry: Entry, run: Frame, values: tuple[Any, ...]) -> dict[str, A
     return {_names.ARGUMENTS: _content.arguments(dict(zip(entry.parameters[hidden:], values[hidden:], strict=False)))}
 
 
-def refuse(entry: Entry, run: Frame, call: Call, why: Refused, values: tuple[Any, ...]) -> Refusal:
-    """Turn a wall's no into the caller's answer, its span and its log record."""
-    answer = refusal(why, entry.tool.name, entry.tool.kind, run.id)
+def refuse(
+    entry: Entry, run: Frame, call: Call, why: Refused, values: tuple[Any, ...], message: str | None = None
+) -> Refusal:
+    """Turn a wall's no, or a gate's with its `message`, into the caller's answer, its span and its log record."""
+    answer = refusal(why, entry.tool.name, entry.tool.kind, run.id, message)
     if run.tracer is not None:
         red = run.settings.refused_status == "error"
         extra = {**(run.marks or {}), **_arguments(entry, run, values)}
         facts = call.plan.facts or _facts(run, call.plan)
-        call.trace = _telemetry.record_refusal(run.tracer, facts, answer.to_dict(), extra, red=red)
+        fields = answer.to_dict()
+        if message is not None:  # it is the program's text and may hold content
+            fields["text"] = refusal(why, entry.tool.name, entry.tool.kind, run.id, "")
+        call.trace = _telemetry.record_refusal(run.tracer, facts, fields, extra, red=red)
     run.ledger.end(call, why)
     run.tell_refusal(answer)
     return answer
 
 
-def finish(entry: Entry, run: Frame, call: Call, value: Any) -> None:
-    """Settle a call that returned, and end its span."""
-    error = None
-    if call.plan.digest:
+def finish(entry: Entry, run: Frame, call: Call, value: Any) -> Any:
+    """Settle a call that returned, end its span, and return what is handed on of its value."""
+    error, plan = None, call.plan
+    if plan.digest:
         call.digest = run.hasher.digest(value)
     if type(value) not in _NEVER_FAILURES:
         if type(value) is Refusal:
@@ -238,12 +310,18 @@ def finish(entry: Entry, run: Frame, call: Call, value: Any) -> None:
             call.outcome, error = "error", _TOOL_ERROR
     elif entry.options.failed is not None and _failed(entry, value):
         call.outcome, error = "error", _TOOL_ERROR
+    if error is not None and plan.signature:
+        call.signature = _signature.of_value(value)
+    handed = _hand_on(run, call, value) if plan.grant and not call.inner else value
     run.ledger.end(call)
     if run.duration is not None:
         _record_duration(run, call, error)
     if call.span is not None:
-        extra = {_names.RESULT: _content.result(value)} if run.settings.capture_content and not call.inner else None
+        extra = call.marks
+        if run.settings.capture_content and not call.inner:
+            extra = {**(extra or {}), _names.RESULT: _content.result(value)}
         _telemetry.close_call(call.span, call.outcome, error=error, extra=extra)
+    return handed
 
 
 def finish_stream(run: Frame, call: Call, items: int) -> None:
@@ -252,7 +330,52 @@ def finish_stream(run: Frame, call: Call, items: int) -> None:
     if run.duration is not None:
         _record_duration(run, call, None)
     if call.span is not None:
-        _telemetry.close_call(call.span, call.outcome, extra={_names.STREAM_ITEMS: items})
+        _telemetry.close_call(call.span, call.outcome, extra={**(call.marks or {}), _names.STREAM_ITEMS: items})
+
+
+# What is handed on ----------------------------------------------------------------------------------------------------
+
+_SHARE: Final = 6
+"""A result below 1/64 of the room needs no lock: so many calls would have to end at one moment to fill it."""
+
+
+def _hand_on(run: Frame, call: Call, value: Any) -> Any:
+    """Charge a result by its characters and cut it to what may be handed on of it."""
+    size = len(value) if type(value) is str else _text.volume(value)
+    if size is None:
+        call.marks = _UNMEASURED
+        return value
+    if size << _SHARE <= min([grant(s, n, 0) for grant, s, n in call.plan.grant]):
+        call.size = size
+        return value
+    granted = run.ledger.grant(call, size, _text.FLOOR)
+    if granted == size:
+        return value
+    handed, chars = _cut(run, call, value, size, granted)
+    call.size = chars - granted
+    return handed
+
+
+_UNMEASURED: Final = types.MappingProxyType({_names.RESULT_UNMEASURED: True})
+
+
+def _cut(run: Frame, call: Call, value: Any, size: int, granted: int) -> tuple[Any, int]:
+    """Return what is handed on of a result that is too large, and the characters of it that are charged."""
+    limits = {place.wall.name: place.n for place in call.plan.places if place.wall.grant}
+    per_call = max(limits.get("result_chars", 0), _text.FLOOR) if "result_chars" in limits else None
+    if not granted:
+        call.marks = {_names.RESULT_CHARS: size, _names.RESULT_CUT: True, _names.RESULT_HANDED: 0}
+        return withheld(call.tool.name, size, limits.get("output_chars", 0)), 0
+    if granted == per_call:
+        why = f"one result may have {granted} characters"
+    else:
+        why = f"this run may hand on {granted} more characters of results"
+    cut = _text.trim(value, granted, why)
+    if cut is None:  # it has no part that could be left out
+        call.marks = _UNMEASURED
+        return value, size
+    call.marks = {_names.RESULT_CHARS: size, _names.RESULT_CUT: True, _names.RESULT_HANDED: cut.chars}
+    return cut.value, cut.chars
 
 
 _NEVER_FAILURES: Final = frozenset({str, int, float, bool, bytes, list, tuple, set, type(None)})
@@ -272,12 +395,15 @@ def fail(
     """Settle a call that raised, and end its span; a `NotExecuted` comes back as a refusal."""
     call.outcome = "abandoned" if abandoned else _outcome(error)
     name = _telemetry.type_name(error) if call.outcome == "error" else None
-    if name is not None and call.plan.digest and not items:
-        # The same failure again is nothing new. What an exception shows of itself may be the user's code; `args` is not.
-        call.digest = run.hasher.digest((name, BaseException.args.__get__(error)))  # type: ignore[attr-defined]
+    if name is not None:
+        if call.plan.digest and not items:
+            # The same failure again is nothing new. What an exception shows of itself may be the user's code; `args` is not.
+            call.digest = run.hasher.digest((name, BaseException.args.__get__(error)))  # type: ignore[attr-defined]
+        if call.plan.signature:
+            call.signature = _signature.of_error(name, error)
     run.ledger.end(call)
     answer = None
-    extra: dict[str, Any] = {} if items is None else {_names.STREAM_ITEMS: items}
+    extra: dict[str, Any] = dict(call.marks or {}) if items is None else {**(call.marks or {}), _names.STREAM_ITEMS: items}
     if isinstance(error, NotExecuted):
         answer = refusal(GATE, entry.tool.name, entry.tool.kind, run.id, error.message)
         extra |= {_names.EXECUTED: False, _names.REFUSED: True, _names.REASON: GATE.reason, _names.RETRY: GATE.retry}
@@ -315,7 +441,7 @@ def _record_duration(run: Frame, call: Call, error: str | None) -> None:
 
 
 def _sync(entry: Entry) -> Callable[..., Any]:
-    bind, get_run, get_uncounted = entry.bind, CURRENT.get, UNCOUNTED.get
+    bind, get_run, get_uncounted, enter = entry.bind, CURRENT.get, UNCOUNTED.get, entry.enter
 
     def call_it(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], head: tuple[Any, ...]) -> Any:
         run: Frame | None = get_run()
@@ -328,8 +454,9 @@ def _sync(entry: Entry) -> Callable[..., Any]:
             values = None  # what the function raises must not have this error as its context
         if values is None and (values := _rebind(entry, run, head, args, kwargs)) is None:
             return fn(*args, **kwargs)
-        call = begin(entry, run, values, run.ledger.turn, tick(), method=entry.method or head is not NO_HEAD)
-        if isinstance(call, Refusal):
+        call: Any = prepare(entry, run, values, run.ledger.turn, tick(), method=entry.method or head is not NO_HEAD)
+        call = enter(entry, run, call, values)
+        if type(call) is Refusal:
             return call
         token = _telemetry.attach(call.context) if call.context is not None else None
         try:
@@ -342,8 +469,7 @@ def _sync(entry: Entry) -> Callable[..., Any]:
             raise
         if token is not None:
             _telemetry.detach(token)
-        finish(entry, run, call, value)
-        return value
+        return finish(entry, run, call, value)
 
     return call_it
 
@@ -372,8 +498,16 @@ class _Made(NamedTuple):
     started: int
     method: bool
 
+    def prepare(self) -> Call:
+        return prepare(self.entry, self.run, self.values, self.turn, self.started, method=self.method)
+
     def begin(self) -> Call | Refusal:
-        return begin(self.entry, self.run, self.values, self.turn, self.started, method=self.method)
+        return self.entry.enter(self.entry, self.run, self.prepare(), self.values)
+
+    async def abegin(self) -> Call | Refusal:
+        if self.entry.gate is None:
+            return self.begin()
+        return await _aenter_gated(self.entry, self.run, self.prepare(), self.values)
 
     def body(self) -> Any:
         return self.fn(*self.args, **self.kwargs)
@@ -408,7 +542,7 @@ async def _coroutine_within(step: Within, made: _Made) -> Any:
 
 
 async def _coroutine(made: _Made) -> Any:
-    call = made.begin()
+    call = made.begin() if made.entry.gate is None else await made.abegin()
     if isinstance(call, Refusal):
         return call
     try:
@@ -419,27 +553,59 @@ async def _coroutine(made: _Made) -> Any:
         if answer is not None:
             return answer
         raise
-    finish(made.entry, made.run, call, value)
-    return value
+    return finish(made.entry, made.run, call, value)
 
 
 class _Streamed(Within):
     """A generator's call: it begins at the first step and ends with the body, or when nobody wants more."""
 
-    __slots__ = ("_call", "_made", "me")
+    __slots__ = ("_call", "_handed", "_made", "me")
 
     def __init__(self, made: _Made) -> None:
         super().__init__(made.run.home())
         self._made = made
         self._call: Call | None = None
+        self._handed = 0
         self.me: Callable[[], Any] = lambda: self
 
     def start(self) -> Refusal | None:
-        call = self._made.begin()
+        return self._begun(self._made.begin())
+
+    async def astart(self) -> Refusal | None:
+        return self._begun(await self._made.abegin())
+
+    def _begun(self, call: Call | Refusal) -> Refusal | None:
         if isinstance(call, Refusal):
             return call
         self._call, self._context = call, call.context
         return None
+
+    def hand(self, item: Any) -> Any:
+        assert self._call is not None  # noqa: S101  `start` made it
+        call = self._call
+        if not call.plan.grant or type(item) is Refusal:
+            return item
+        size = len(item) if type(item) is str else _text.volume(item)
+        if size is None:
+            call.marks = call.marks or _UNMEASURED
+            return item
+        granted = self._made.run.ledger.grant(call, size, _text.FLOOR, self._handed)
+        self._handed += granted
+        if granted == size:
+            return item
+        self.full = True
+        cut = _text.trim(item, granted, "the rest of this stream is not handed on") if granted and type(item) is str else None
+        call.size = (0 if cut is None else cut.chars) - granted
+        self._handed += call.size
+        call.marks = {_names.RESULT_CUT: True, _names.RESULT_HANDED: self._handed}
+        if cut is not None:
+            return cut.value
+        notice = stream_cut(call.tool.name, self.items, self._handed)
+        return {"cut": notice} if isinstance(item, dict) else notice
+
+    @property
+    def whole(self) -> bool:
+        return self._made.entry.tool.kind == "send"
 
     def end(self, value: Any) -> None:  # noqa: ARG002  what a generator returns was handed on already
         assert self._call is not None  # noqa: S101  `start` made it
@@ -483,7 +649,7 @@ def _elsewhere(entry: Entry) -> Frame | None:
         return run  # only runs are put there
     settings = _config.settings_outside()
     if settings.outside_run == "allow":
-        return None
+        return None if entry.gate is None else bare()
     if settings.outside_run == "refuse":
         return refusing()
     if entry.warned is not settings:

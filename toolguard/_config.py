@@ -66,6 +66,13 @@ def _number(value: object) -> int:
     return value
 
 
+def _amount(value: object) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST_CALLS:
+        msg = f"should be a number from 0 (off) to 2^63 - 1, not {_shown(value)}"
+        raise _WrongError(msg)
+    return value
+
+
 def _share(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         msg = f"should be a number from 0 (off) to 1, not {_shown(value)}"
@@ -109,7 +116,10 @@ def _walls(value: object) -> frozenset[str]:
 
 
 def _check_of(key: Key) -> Callable[[object], Any]:
-    return _choice(key.choices) if key.choices else _share if key.share else _number
+    return _choice(key.choices) if key.choices else _CHECKS[key.kind]
+
+
+_CHECKS: Final[dict[str, Callable[[object], Any]]] = {"count": _number, "share": _share, "amount": _amount, "flag": _flag}
 
 
 def _shown(value: object) -> str:
@@ -433,15 +443,15 @@ def _parsed(text: str, name: str) -> object:
     """Read a variable's text as the value that its key wants; what cannot be read stays text and is refused as such."""
     if name in {"observe", "local", "strip_prefixes"}:
         return [part.strip() for part in text.split(",") if part.strip()]
-    if name == "duration_histogram":
-        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     key = KEYS.get(name)
+    if name == "duration_histogram" or (key is not None and key.kind == "flag"):
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     if key is None or key.choices:
         return text
     if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
         return int(text)
     try:
-        return float(text) if key.share and not re.search("[eE_]", text) else text
+        return float(text) if key.kind != "count" and not re.search("[eE_]", text) else text
     except ValueError:
         return text
 

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from toolguard._clock import tick
-from toolguard._tree import Session
-from toolguard._values import Call, Outcome, Reading, Refused, Stop, Tally, Tool, Usage, Wall, canonical
+from toolguard._tree import SECTION, Session, Tree
+from toolguard._values import CERTAIN, Call, Outcome, Reading, Refused, Spent, Stop, Tally, Tool, Usage, Wall, canonical
 
 __all__ = ["BUSY", "GATE", "UNBINDABLE", "Ledger", "Note", "Plan"]
 
@@ -21,7 +21,7 @@ GATE: Final = Refused("gate", None, None, "different")
 
 _ANY_TOOL: Final = Tool("", "", "read")
 _MOST_PLANS: Final = 1024
-_CERTAIN: Final = 1 << 20
+_MICROS: Final = 1_000_000
 
 
 class Seat(NamedTuple):
@@ -54,8 +54,8 @@ class Plan:
     """One tool in one run: the hooks that exist, each with its state and limit looked up once.
 
     Attributes:
-        until: the session's mileage below which every wall of the plan certainly admits.
-        identity, digest, query: which costly facts a wall of the plan reads.
+        until: the tree's mileage below which every wall of the plan certainly admits.
+        identity, digest, signature, query, specialist, now: which costly facts a wall of the plan reads.
         read, reserve: which counts a charge moves: `reads`, or the common reserve of sends.
         ok: the cell that counts the calls that ended well.
         facts: what telemetry prepared for this tool in this run.
@@ -67,8 +67,12 @@ class Plan:
         "digest",
         "external",
         "facts",
+        "grant",
         "identity",
+        "now",
         "ok",
+        "passed",
+        "permit",
         "places",
         "query",
         "read",
@@ -76,7 +80,9 @@ class Plan:
         "release",
         "reserve",
         "settle",
+        "signature",
         "slack",
+        "specialist",
         "tool",
         "until",
     )
@@ -96,15 +102,22 @@ class Plan:
         )
         asked = [place for place in self.places if place.wall.admit]
         self.admit = _rows("admit", self.places)
+        self.permit = _rows("permit", self.places)
         self.charge = _rows("charge", self.places)
         self.release = _rows("release", self.places)
         self.settle = _rows("settle", self.places)
+        self.passed = _rows("passed", self.places)
+        # A wall that only observes cuts nothing.
+        self.grant = _rows("grant", tuple(p for p in self.places if p.wall.name not in p.owner.observe))
         self.slack = _rows("slack", self.places) if all(place.wall.slack for place in asked) else None
         self.refused = tuple(place for place in self.places if place.wall.refused)
         needs = frozenset[str]().union(*(place.wall.needs for place in self.places))
         self.identity = "identity" in needs
         self.digest = "digest" in needs
+        self.signature = "signature" in needs
         self.query = "query" in needs
+        self.specialist = "specialist" in needs
+        self.now = "now" in needs
 
 
 def _rows(hook: str, places: tuple[Place, ...]) -> tuple[tuple[Callable[..., Any], Any, Any], ...]:
@@ -118,7 +131,9 @@ class Ledger:
         lineage: this run and the runs around it, innermost first.
         plans: the tools that were called, each with its plan; `plan` adds to it.
         observe: names of the walls that only observe here.
-        turn: the number of turns begun.
+        turn: the logical time at which the open turn began; 0 before the first.
+        turns: the number of turns begun.
+        timed: somebody's looking at the run may end it.
         would: calls that an observing wall would have refused.
         unheeded: a stop that a wall only observed, until the next call that it would have refused.
         stopped: the run's own end, or None.
@@ -132,6 +147,7 @@ class Ledger:
         "_own",
         "_prefixes",
         "_seats",
+        "_timed",
         "by_reason",
         "lineage",
         "observe",
@@ -140,7 +156,9 @@ class Ledger:
         "session",
         "stopped",
         "tally",
+        "tree",
         "turn",
+        "turns",
         "unheeded",
         "would",
     )
@@ -150,7 +168,9 @@ class Ledger:
         table: tuple[Wall, ...],
         limits: Mapping[str, Any],
         *,
+        session: Session,
         parent: "Ledger | None" = None,
+        began: float = 0.0,
         observe: frozenset[str] = frozenset(),
         local: frozenset[str] = frozenset(),
         own: Mapping[str, int] = MappingProxyType({}),
@@ -161,31 +181,44 @@ class Ledger:
         Args:
             table: the walls, in the order in which they name a refusal.
             limits: every configuration key with the value frozen for this run.
+            session: what the runs of its session share.
             parent: the ledger of the run around this one.
+            began: seconds on the run's clock at its start.
             observe: names of walls that decide and refuse nothing.
             local: canonical names of tools that no wall counts.
             own: limits of single tools by canonical name; they beat the decorator's.
             strip_prefixes: prefixes that a tool's canonical name loses.
         """
-        self.session: Session = parent.session if parent else Session()
-        self.tally = Tally()
+        self.session = session
+        self.tree: Tree = parent.tree if parent else Tree()
+        session.join(self.tree)
+        self.tally = Tally(began)
         self.lineage: tuple[Ledger, ...] = (self, *(parent.lineage if parent else ()))
         self._above = self.lineage[1:]
-        self.observe = observe
+        self.observe: frozenset[str] = observe
         self._local = local
         self._own = own
         self._prefixes = tuple(strip_prefixes)
-        self.turn = self.would = self.refused = 0
+        self.turn = self.turns = self.would = self.refused = 0
         self.by_reason: dict[str, int] = {}
         self.stopped: Stop | None = None
         self.unheeded: Refused | None = None
         self._names: dict[str, str] = {}
         self.plans: dict[Tool, Plan] = {}
-        self._seats = [Seat(wall, wall.state(self.tally), limits, self) for wall in table]
+        self._seats = [Seat(wall, self._state(wall), limits, self) for wall in table]
         if parent:
             # A limit of a run around this one stands beside this run's own: the order of the table names a refusal.
             self._seats += [seat for seat in parent._seats if seat.wall.scope == "tree"]  # noqa: SLF001
             self._seats.sort(key=lambda seat: table.index(seat.wall) if seat.wall in table else -1)
+        self._timed = [Place(wall, s, n, owner) for wall, s, n, owner in self._in_force() if wall.looked]
+
+    def _state(self, wall: Wall) -> Any:
+        return self.session.state(wall, self.tally) if wall.scope == "session" else wall.state(self.tally)
+
+    def _in_force(self) -> list[Place]:
+        """Return the seats whose limit, as far as no tool changes it, is on."""
+        limits = [(seat, seat.wall.limit(_ANY_TOOL, seat.limits, None)) for seat in self._seats]
+        return [Place(seat.wall, seat.state, n, seat.owner) for seat, n in limits if n is not None]
 
     def plan(self, tool: Tool) -> Plan:
         """Return the plan of `tool` in this run, made at its first call."""
@@ -194,7 +227,7 @@ class Ledger:
     def _make_plan(self, tool: Tool) -> Plan:
         counted = replace(tool, canonical=canonical(tool.canonical, self._prefixes))
         own = self._own.get(counted.canonical, tool.limit)
-        ok = self.session.count((counted.name, counted.kind, "ok", ""))
+        ok = SECTION.count((counted.name, counted.kind, "ok", ""))
         made = Plan(counted, self._seats, own, ok, external=counted.canonical not in self._local)
         if len(self.plans) >= _MOST_PLANS:  # a plan holds no count, so dropping them loses nothing
             self.plans = {}
@@ -203,25 +236,37 @@ class Ledger:
 
     # The hot path -----------------------------------------------------------------------------------------------------
 
-    def admit(self, call: Call, plan: Plan) -> Refused | None:
+    def admit(self, call: Call, plan: Plan, *, charging: bool = True) -> Refused | None:
         """Charge every wall of the plan, or none and say why.
+
+        Args:
+            call: what is to run.
+            plan: its tool's plan in this run.
+            charging: without it the walls are only asked, as before a gate is: nothing is charged and nothing promised.
 
         Returns:
             None: the call is charged and must be ended with `end`. Otherwise the first refusal in table order.
         """
-        session = self.session
-        if session.inside:
-            session.stand_aside()
-        with session.lock:
-            if session.inside:
+        section = SECTION
+        if section.inside:
+            section.stand_aside()
+        with section.lock:
+            if section.inside:
                 return BUSY
             try:
-                session.inside = True
-                if session.late:
-                    session.drain_inside()
-                if session.mileage >= plan.until and (why := self._ask(call, plan)):
-                    return why
-                session.mileage += 1
+                section.inside = True
+                if section.late:
+                    section.drain_inside()
+                tree = self.tree
+                if tree.mileage >= plan.until:
+                    if why := self._ask(call, plan, charging=charging):
+                        return why
+                    if charging:
+                        for permit, s, n in plan.permit:
+                            permit(s, n, call)
+                if not charging:
+                    return None
+                tree.mileage += 1
                 if plan.external:
                     tally = self.tally
                     tally.external += 1
@@ -239,27 +284,43 @@ class Ledger:
                 call.charged = True
                 return None
             finally:
-                session.inside = False
+                section.inside = False
 
     def end(self, call: Call, why: Refused | None = None) -> None:
         """Queue how an attempt ended: as its `outcome` says, or with the refusal `why` it was not admitted."""
-        self.session.late.append((self, call, why, tick()))
+        SECTION.late.append((self, call, why, tick()))
+
+    def grant(self, call: Call, size: int, least: int, handed: int = 0) -> int:
+        """Charge the characters of a result, as far as they may be handed on, and return how many these are.
+
+        Args:
+            call: the call that returned it.
+            size: its characters.
+            least: what is worth handing on of a result that must be cut; where there is less room, nothing is.
+            handed: characters of the call's result that were handed on before.
+        """
+        self.sync()
+        with SECTION.lock:
+            room = min(grant(s, n, handed) for grant, s, n in call.plan.grant)
+            granted = size if size <= room else room if room >= least else 0
+            self.tally.chars += granted
+            return granted
 
     # Under the lock ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, call: Call, plan: Plan) -> Refused | None:
+    def _ask(self, call: Call, plan: Plan, *, charging: bool) -> Refused | None:
         for ledger in self.lineage:
             if ledger.stopped:
                 return ledger.stopped.why
         for admit, s, n in plan.admit:
             if admit(s, n, call) is not None:
-                return self._ask_all(call, plan)
-        if self.session.unheeded:
+                return self._ask_all(call, plan, charging=charging)
+        if charging and self.tree.unheeded:
             self._mark(call, None)
         if plan.slack is not None:
-            session = self.session
-            until = session.mileage + min([slack(s, n) for slack, s, n in plan.slack], default=_CERTAIN)
-            session.horizon = max(session.horizon, until)
+            tree = self.tree
+            until = tree.mileage + min([slack(s, n) for slack, s, n in plan.slack], default=CERTAIN)
+            tree.horizon = max(tree.horizon, until)
             plan.until = until
             for ledger in self.lineage:  # a signal handler may have stopped the run meanwhile, when nothing was certain yet
                 if ledger.stopped:
@@ -267,14 +328,15 @@ class Ledger:
                     return ledger.stopped.why
         return None
 
-    def _ask_all(self, call: Call, plan: Plan) -> Refused | None:
+    def _ask_all(self, call: Call, plan: Plan, *, charging: bool) -> Refused | None:
         """Hear every wall, so that the order names a refusal and decides nothing."""
         said: list[tuple[Refused, Place]] = [
             (why, p) for p in plan.places if p.wall.admit and (why := p.wall.admit(p.state, p.n, call))
         ]
         hard = [(why, p) for why, p in said if p.wall.name not in p.owner.observe]
         if not hard:
-            self._mark(call, said[0][0])
+            if charging:
+                self._mark(call, said[0][0])
             return None
         call.confirms = None
         call.mine = frozenset(p.wall.name for _, p in hard)
@@ -297,14 +359,25 @@ class Ledger:
         if self.stopped is None:
             nested = self.tally.tree - self.tally.external
             self.stopped = Stop(why, MappingProxyType(self._by_name()), message, nested)
-            self.session.ask_again()
+            self.tree.ask_again()
 
-    def close_turn(self) -> None:
-        """Let the walls judge the turn that ends, and begin the next."""
-        for wall, s, limits, owner in self._seats:
-            if wall.turned and (n := wall.limit(_ANY_TOOL, limits, None)) is not None:
+    def close_turn(self, at: int) -> None:
+        """Let the walls judge the turn that ends, and begin the next at the logical time `at`."""
+        for wall, s, n, owner in self._in_force():
+            if wall.turned:
                 self._heed(wall, owner, wall.turned(s, n))
-        self.turn += 1
+        self.turn = at
+        self.turns += 1
+
+    def add_spending(self, spent: Spent) -> None:
+        """Add what was spent to this run and every run around it, and let the walls judge it."""
+        for ledger in self.lineage:
+            ledger.tally.tokens += spent.tokens
+            ledger.tally.micros += spent.micros
+        self.tree.ask_again()
+        for wall, s, n, owner in self._in_force():
+            if wall.spent:
+                self._heed(wall, owner, wall.spent(s, n))
 
     def settle(self, call: Call, at: int) -> None:
         """Apply how an admitted call ended."""
@@ -314,15 +387,24 @@ class Ledger:
             self._release(call, plan)
             self.count_refusal(call, GATE, outcome, at)
             return
-        cell = plan.ok if outcome == "ok" else self.session.count((call.tool.name, call.tool.kind, outcome, ""))
+        cell = plan.ok if outcome == "ok" else SECTION.count((call.tool.name, call.tool.kind, outcome, ""))
         cell[0] += 1
+        tally = self.tally
+        if call.size:
+            tally.chars += call.size
         if call.inner:  # an inner call's refusal passed on: neither success nor failure to any wall
+            for passed, s, n in plan.passed:
+                passed(s, n, call)
             return
-        self.tally.settled += 1
+        tally.settled += 1
         if plan.digest:
-            self.tally.observe(call.identity, call.digest)
+            tally.observe(call, at)
+        again = False
         for settle, s, n in plan.settle:
-            settle(s, n, call)
+            if settle(s, n, call, at):
+                again = True
+        if again:
+            self.session.ask_again()
 
     def _release(self, call: Call, plan: Plan) -> None:
         if plan.external:
@@ -341,7 +423,7 @@ class Ledger:
         if why is not UNBINDABLE:
             self.refused += 1
             self.by_reason[why.reason] = self.by_reason.get(why.reason, 0) + 1
-            self.session.count((call.tool.name, call.tool.kind, outcome, why.reason))[0] += 1
+            SECTION.count((call.tool.name, call.tool.kind, outcome, why.reason))[0] += 1
         for wall, s, n, owner in call.plan.refused:
             assert wall.refused is not None  # noqa: S101  `plan.refused` holds no others
             self._heed(wall, owner, wall.refused(s, n, call, at))
@@ -352,40 +434,60 @@ class Ledger:
         if wall.name not in owner.observe:
             owner.set_stop(why)
         elif owner.stopped is None:
-            owner.unheeded, self.session.unheeded = why, True
-            self.session.ask_again()
+            owner.unheeded, self.tree.unheeded = why, True
+            self.tree.ask_again()
 
     # Reading and steering ---------------------------------------------------------------------------------------------
 
     def sync(self) -> "Ledger":
         """Bring the counts up to date with everything that has ended."""
-        if self.session.late:
-            self.session.drain()
+        if SECTION.late:
+            SECTION.drain()
         return self
 
     def begin_turn(self) -> None:
         """Close the open turn and begin the next."""
-        self.session.late.append((self, None, None, 0))
-        self.session.drain()
+        SECTION.late.append((self, None, None, tick()))
+        SECTION.drain()
+
+    def spend(self, tokens: int, micros: int) -> None:
+        """Add tokens and millionths of a dollar to what this run and the runs around it have spent."""
+        SECTION.late.append((self, None, Spent(tokens, micros), 0))
+        SECTION.drain()
 
     def stop(self, why: Refused, message: str) -> None:
         """End the run on the program's wish, with the text that the user will read."""
-        with self.session.lock:
+        with SECTION.lock:
             self.set_stop(why, message)
 
-    def ended_by(self) -> Stop | None:
-        """Return the stop that holds for this run: its own, or that of a run around it."""
+    def ended_by(self, clock: Callable[[], float] | None = None) -> Stop | None:
+        """Return the stop that holds for this run: its own, or that of a run around it.
+
+        Args:
+            clock: seconds; where it is given and a limit depends on it, the look may end the run.
+        """
         self.sync()
+        if self._timed and clock is not None:
+            now = clock()
+            with SECTION.lock:
+                for wall, s, n, owner in self._timed:
+                    assert wall.looked is not None  # noqa: S101  `_timed` holds no others
+                    if wall.name not in owner.observe and (why := wall.looked(s, n, now)):
+                        owner.set_stop(why)
         return next((ledger.stopped for ledger in self.lineage if ledger.stopped), None)
 
     def usage(self) -> Usage:
         """Return the counts so far."""
-        with self.sync().session.lock:
+        self.sync()
+        with SECTION.lock:
             return Usage(
                 executed=self.tally.external,
                 refused=self.refused,
                 by_tool=MappingProxyType(self._by_name()),
                 by_reason=MappingProxyType(dict(self.by_reason)),
+                chars=self.tally.chars,
+                tokens=self.tally.tokens,
+                cost_usd=self.tally.micros / _MICROS,
             )
 
     def _by_name(self) -> dict[str, int]:
@@ -394,15 +496,15 @@ class Ledger:
 
     def note(self) -> Note:
         """Return what `notes()` has to say of this moment, before it is put into words."""
-        with self.sync().session.lock:
+        self.sync()
+        with SECTION.lock:
             readings: list[tuple[float, str, Reading]] = []
             texts: list[str] = []
-            for wall, s, limits, owner in self._seats:
-                if (wall.reading or wall.note) and (n := wall.limit(_ANY_TOOL, limits, None)) is not None:
-                    if wall.reading and wall.name not in owner.observe:  # a wall that only observes will refuse nothing
-                        reading: Reading = wall.reading(s, n)
-                        readings.append((reading.used / reading.limit, wall.name, reading))
-                    if wall.note and (text := wall.note(s, n, self.turn)):
-                        texts.append(text)
+            for wall, s, n, owner in self._in_force():
+                if wall.reading and wall.name not in owner.observe:  # a wall that only observes will refuse nothing
+                    reading: Reading = wall.reading(s, n)
+                    readings.append((reading.used / reading.limit, wall.name, reading))
+                if wall.note and (text := wall.note(s, n, self.turns)):
+                    texts.append(text)
             _, name, tightest = max(readings, key=lambda r: r[0], default=(0.0, "", None))
             return Note(name, tightest, tuple(texts))

@@ -1,6 +1,7 @@
 """The decorator and the wrapper that it puts around a function."""
 
 import copy
+import inspect
 import pickle
 import sys
 import types
@@ -13,6 +14,7 @@ import wrapt
 
 from toolguard import _config, _registry, _telemetry
 from toolguard._calls import NO_HEAD, Entry, Options, Query, caller
+from toolguard._gate import Gate, takes_time
 from toolguard._refusal import Refusal
 from toolguard._registry import Spec
 from toolguard._session import CURRENT, UNCOUNTED
@@ -169,8 +171,10 @@ def _wrap(function: Any, entry: Entry) -> Metered:
     allowed, carried = _config.is_bare_outside, _telemetry.carried
     head = (function.__self__,) if isinstance(function, types.MethodType) else NO_HEAD
 
+    ungated = entry.gate is None
+
     def __call__(_self: Metered, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  it becomes the class's
-        if get_run() is None and allowed() and carried() is None and not get_uncounted():
+        if ungated and get_run() is None and allowed() and carried() is None and not get_uncounted():
             return function(*args, **kwargs)
         return go(function, args, kwargs, head)
 
@@ -238,8 +242,11 @@ def metered(
     name: str | None = None,
     limit: int | None = None,
     query: Query | None = None,
+    delegate: bool | str = False,
     polls: bool = False,
+    repeatable: bool = False,
     ignore: tuple[str, ...] = (),
+    gate: Gate | None = None,
     failed: Callable[[Any], object] | None = None,
 ) -> Decorator:
     """Make a plain function an agent's tool: registered, charged to the current run, traced, and never raising a refusal.
@@ -259,8 +266,14 @@ def metered(
             common reserve of `delivery`. 0: no limit.
         query: which parameters hold a query: `("file_ref", "sql")`, `"sql"`, or a callable that gets the bound arguments
             as a mapping and returns `(file_ref, sql)`, the SQL alone, or None. Needs the extra `sql`.
+        delegate: the function is a specialist agent: `True`, or the name of the parameter that says which of several. It
+            must be a read.
         polls: an unchanged result is expected, as of a status that is asked again and again.
+        repeatable: an identical send may be repeated, as of a tick or a heartbeat.
         ignore: parameters that do not tell two calls apart, such as a timeout.
+        gate: decides of each single call that every wall would admit: it gets a `Call` and returns None, or the text that the
+            model reads instead of a result. It is charged to nothing, and always asked, in observe mode and outside a run
+            too. One that raises refuses. For async tools it may be async.
         failed: says of a returned value whether it reports a failure; by default a mapping with a truthy `error`,
             `is_error` or `isError` does.
 
@@ -268,7 +281,7 @@ def metered(
         The decorator.
 
     Raises:
-        TypeError: `kind` is missing or wrong, or what is decorated is no function.
+        TypeError: `kind` is missing or wrong, what is decorated is no function, or a plain function has an async gate.
         ValueError: a name, limit or parameter name cannot be used.
         MissingExtraError: `query` is given and the extra `sql` is not installed.
     """
@@ -276,14 +289,17 @@ def metered(
         given = "" if misused or kind is None else f", not {kind!r}"
         msg = f'write @metered(kind="read") or @metered(kind="send"){given}'
         raise TypeError(msg)
-    _check(query, failed)
-    options = Options(kind, name, limit, query, polls, _names_of(ignore), failed)
+    _check(query, gate, failed)
+    _check_delegate(delegate, kind)
+    _check_flags(polls=polls, repeatable=repeatable)
+    options = Options(kind, name, limit, query, delegate, polls, repeatable, _names_of(ignore), gate, failed)
 
     def decorate(function: Any) -> Any:
         if isinstance(tool := _underlying(function), (Metered, BoundMetered)):
             _same_options(tool, options)
             return function
         _must_be_function(function)
+        _must_wait(function, gate)
         tool = _wrap(function, Entry(_underlying(function), options))
         _registry.add(tool, tool._self_entry.spec)
         return tool
@@ -291,9 +307,36 @@ def metered(
     return decorate
 
 
-def _check(query: Any, failed: Any) -> None:
+def _check_delegate(delegate: Any, kind: str) -> None:
+    if not isinstance(delegate, (bool, str)) or delegate == "":
+        msg = f'@metered: delegate= takes True or the name of the parameter that says which specialist, not {delegate!r}'
+        raise TypeError(msg)
+    if delegate and kind != "read":
+        msg = '@metered: a delegate gathers an answer, so it needs kind="read"; what it sends is charged to its own run'
+        raise ValueError(msg)
+
+
+def _check_flags(**flags: Any) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            msg = f"@metered: {name}= takes True or False, not {value!r}"
+            raise TypeError(msg)
+
+
+def _must_wait(function: Any, gate: Gate | None) -> None:
+    inner = _underlying(function)
+    waits = inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)
+    if gate is not None and takes_time(gate) and not waits:
+        msg = f"@metered: {inner.__name__} is a plain function and cannot wait for an async gate; make one of them the other"
+        raise TypeError(msg)
+
+
+def _check(query: Any, gate: Any, failed: Any) -> None:
     if not (query is None or isinstance(query, str) or callable(query) or (isinstance(query, tuple) and _are_two_names(query))):
         msg = f'@metered: query= takes "sql_parameter", ("file_parameter", "sql_parameter") or a function, not {query!r}'
+        raise TypeError(msg)
+    if gate is not None and not callable(gate):
+        msg = f"@metered: gate= takes a function of a Call that returns None or a text, not {gate!r}"
         raise TypeError(msg)
     if failed is not None and not callable(failed):
         msg = f"@metered: failed= takes a function of the returned value, not {failed!r}"

@@ -13,7 +13,7 @@ class Attribute(NamedTuple):
     """One attribute, as the attributes page shows it."""
 
     name: str
-    type: Literal["string", "boolean", "integer"]
+    type: Literal["string", "boolean", "integer", "number"]
     spans: Literal["run", "call", "run, call"]
     when: str
     meaning: str
@@ -63,6 +63,11 @@ RETRY: Final = "toolguard.refusal.retry"
 MESSAGE: Final = "toolguard.refusal.message"
 WOULD_REFUSE: Final = "toolguard.would_refuse"
 STREAM_ITEMS: Final = "toolguard.stream.items"
+CHILD_STOP_REASON: Final = "toolguard.child.stop.reason"
+RESULT_CUT: Final = "toolguard.result.cut"
+RESULT_CHARS: Final = "toolguard.result.chars"
+RESULT_HANDED: Final = "toolguard.result.handed"
+RESULT_UNMEASURED: Final = "toolguard.result.unmeasured"
 
 DURATION: Final = "gen_ai.execute_tool.duration"
 CALLS: Final = "toolguard.tool.calls"
@@ -105,13 +110,30 @@ ATTRIBUTES: Final = (
         "`ok`, `error`, `refused`, `not_executed`, `cancelled`, `closed` or `abandoned`",
     ),
     Attribute(REASON, "string", "call", "refused", "the wall's name, or `gate`, `busy`, `outside_run`, `stop`"),
-    Attribute(RULE, "string", "call", "refused by a wall with several rules", "which rule: `explicit`, `stuck` or `backstop`"),
-    Attribute(USED, "integer", "call", "refused by a wall that counts", "what was charged, this call excluded"),
-    Attribute(LIMIT, "integer", "call", "refused by a wall that counts", "the limit then in force"),
+    Attribute(
+        RULE,
+        "string",
+        "call",
+        "refused by a wall with several rules",
+        "which rule: `explicit`, `stuck` or `backstop`; `failing` or `closed`; `sent` or `flying`",
+    ),
+    Attribute(
+        USED,
+        "number",
+        "call",
+        "refused by a wall that counts",
+        "what was charged, this call excluded: calls; seconds, tokens or dollars where the limit is one of these",
+    ),
+    Attribute(LIMIT, "number", "call", "refused by a wall that counts", "the limit then in force, in the same unit"),
     Attribute(RETRY, "string", "call", "refused", "`identical`, `different`, `later` or `never`"),
     Attribute(MESSAGE, "string", "call", "refused by toolguard", "the text that the model gets, without content of the call"),
     Attribute(WOULD_REFUSE, "string", "call", "a wall that observes would have refused", "the first such wall"),
     Attribute(STREAM_ITEMS, "integer", "call", "a generator, at its end", "items handed out"),
+    Attribute(CHILD_STOP_REASON, "string", "call", "a delegate whose run was stopped", "the wall that stopped that run, or `stop`"),
+    Attribute(RESULT_CUT, "boolean", "call", "the result was cut or replaced", "always `true`"),
+    Attribute(RESULT_CHARS, "integer", "call", "the result was cut or replaced", "its characters before that; not of a stream"),
+    Attribute(RESULT_HANDED, "integer", "call", "the result was cut or replaced", "the characters that were handed on"),
+    Attribute(RESULT_UNMEASURED, "boolean", "call", "the result was passed on without being measured", "always `true`"),
 )
 
 METRICS: Final = (

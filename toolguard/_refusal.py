@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NoReturn, Self, final
 from toolguard._values import Kind, Reading, Refused, Retry, Stop
 from toolguard.walls import BY_NAME
 
-__all__ = ["Refusal", "converge", "refusal", "stop_message"]
+__all__ = ["Refusal", "converge", "refusal", "stop_message", "stream_cut", "withheld"]
 
 _FIELDS: Final = ("reason", "rule", "tool", "kind", "used", "limit", "retry", "run_id")
 
@@ -25,8 +25,9 @@ class Refusal(str):
         rule: which of the wall's rules fired, or `None`.
         tool: the tool's registered name.
         kind: `read` or `send`.
-        used: calls charged when it was decided, this call excluded; `None` where nothing was counted.
-        limit: the limit then in force, in calls; `None` where nothing was counted.
+        used: calls charged when it was decided, this call excluded; `None` where nothing was counted. Seconds, tokens or
+            dollars where the reason is `deadline_s`, `tokens` or `cost_usd`.
+        limit: the limit then in force, in the same unit; `None` where nothing was counted.
         retry: `identical` (the same call will run when repeated), `different`, `later` or `never`.
         run_id: the run that refused, or `None` outside a run.
     """
@@ -38,8 +39,8 @@ class Refusal(str):
     rule: str | None
     tool: str
     kind: Kind
-    used: int | None
-    limit: int | None
+    used: int | float | None
+    limit: int | float | None
     retry: Retry
     run_id: str | None
 
@@ -157,6 +158,23 @@ def stop_message(stop: Stop) -> str:
         return f"{done}: the run was stopped. No answer was finished."
     what, cure = wall.ending(stop.why)
     return f"{done}: {what}. No answer was finished. To go on, {cure}."
+
+
+def withheld(tool: str, size: int, limit: int) -> str:
+    """Write what stands for a result once the run's output budget is spent: the call ran, and must not read as refused."""
+    return (
+        f"{tool} DID execute, but its result of {size} characters was cut entirely: the results of this run may have {limit} "
+        "characters and these are spent. Do not call it again for the same; answer now with what you have and say what you "
+        "could not read."
+    )
+
+
+def stream_cut(tool: str, items: int, chars: int) -> str:
+    """Write the last item of a stream of which no more is handed on."""
+    return (
+        f"[the output of {tool} was cut here: {items - 1} items with {chars} characters were handed on and no more may be. "
+        "Ask for less: a filter, a page, or fewer fields.]"
+    )
 
 
 def converge(wall: str, reading: Reading) -> str:

@@ -4,6 +4,7 @@ import functools
 import inspect
 import types
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from decimal import Decimal
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Literal, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
 
@@ -14,6 +15,7 @@ from toolguard._session import RunState, Within, current_state
 from toolguard._stream import adrive, drive
 from toolguard._values import Profile, Refused, Usage, canonical
 from toolguard.walls import Limits
+from toolguard.walls.cost import MICROS
 
 __all__ = ["Run", "current_run", "run"]
 
@@ -70,18 +72,18 @@ class Run(RunState):
     @property
     def stopped(self) -> bool:
         """Whether the run is over: its own stop, or that of a run around it. Leave the loop when it is true."""
-        return self.ledger.ended_by() is not None
+        return self.ended() is not None
 
     @property
     def stop_reason(self) -> str | None:
         """The name of the wall that stopped the run, `stop` after `stop()`, or None."""
-        stop = self.ledger.ended_by()
+        stop = self.ended()
         return None if stop is None else stop.why.reason
 
     @property
     def stop_message(self) -> str:
         """The text for the user of a stopped run, to be its last assistant message; empty until then."""
-        stop = self.ledger.ended_by()
+        stop = self.ended()
         return "" if stop is None else stop_message(stop)
 
     @property
@@ -100,6 +102,21 @@ class Run(RunState):
         itself within one message, and count towards `turn_step`.
         """
         self.ledger.begin_turn()
+        self.tell_stop()
+
+    def spend(self, tokens: int = 0, cost_usd: float | Decimal = 0) -> None:
+        """Report what a request to a model cost. It counts for this run and every run around it.
+
+        Past `tokens` or `cost_usd` of one of them that run is stopped at once, with all runs nested in it.
+
+        Args:
+            tokens: tokens spent, 0 or more.
+            cost_usd: dollars spent, 0 or more; counted in millionths of a dollar, to the nearest.
+
+        Raises:
+            ValueError: one of them is no number, or negative.
+        """
+        self.ledger.spend(_tokens(tokens), _micros(cost_usd))
         self.tell_stop()
 
     def notes(self) -> list[str]:
@@ -138,6 +155,26 @@ class Run(RunState):
         here = self.place()
         inside = functools.partial(Within, self, here)
         return cast("Callable[P, R]", _carrying(fn, inside))
+
+
+_MOST: Final = 1 << 63
+
+
+def _tokens(tokens: Any) -> int:
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 <= tokens < _MOST:
+        msg = f"spend: tokens must be a whole number from 0, not {tokens!r}"
+        raise ValueError(msg)
+    return tokens
+
+
+def _micros(cost: Any) -> int:
+    # The shortest text of a float is what was written: 0.1 is a tenth, and three of them are exactly 0.3.
+    if not isinstance(cost, bool) and isinstance(cost, (int, float, Decimal)):
+        exact = Decimal(str(cost)) if isinstance(cost, float) else Decimal(cost)
+        if exact.is_finite() and 0 <= exact < _MOST:
+            return int((exact * MICROS).to_integral_value())
+    msg = f"spend: cost_usd must be a number of dollars from 0, not {cost!r}"
+    raise ValueError(msg)
 
 
 class _Bound(Same, Function):
@@ -235,8 +272,8 @@ def run(
 ) -> Run:
     """Open a run, the budget that an agent's calls are charged to: `with toolguard.run("assistant") as run: ...`.
 
-    Runs nest: an inner run has an allowance of its own and inherits session, tenant and mode; an explicit `hard_cap`
-    of an outer run binds all runs below it.
+    Runs nest: an inner run has an allowance of its own and inherits session, tenant and mode; an explicit `hard_cap`,
+    `deadline_s`, `tokens` or `cost_usd` of an outer run binds all runs below it.
 
     Args:
         agent: the agent's name, for traces and for its table in the configuration.
@@ -248,7 +285,7 @@ def run(
         mode: `enforce`, or `observe`, in which walls decide, mark the span and refuse nothing.
         profile: `assistant`, `coding` or `operations`: the defaults of the limits.
         limits: any limit of the configuration, such as `per_tool=60`. 0 switches a wall off and never means "none
-            allowed". They beat environment and configuration.
+            allowed", so check a computed rest before you pass it. They beat environment and configuration.
 
     Returns:
         The run, to be entered with `with` or `async with`.

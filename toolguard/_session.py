@@ -3,7 +3,7 @@
 import logging
 import threading
 import uuid
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
@@ -15,7 +15,7 @@ from toolguard._clock import Clock, monotonic
 from toolguard._identity import Hasher, new_key
 from toolguard._ledger import Ledger
 from toolguard._refusal import Refusal, stop_message
-from toolguard._tree import totals
+from toolguard._tree import SECTION, Session, totals
 from toolguard._values import Refused, Stop
 from toolguard.walls import NAMES, TABLE
 
@@ -25,8 +25,10 @@ __all__ = [
     "Frame",
     "RunState",
     "Within",
+    "bare",
     "current_state",
     "forget",
+    "forget_sessions",
     "harness",
     "log",
     "outside",
@@ -97,6 +99,34 @@ def uncounted() -> Iterator[None]:
             log(logging.WARNING, "uncounted() was left in another context than it was entered in; put it around the calls")
 
 
+# Sessions -------------------------------------------------------------------------------------------------------------
+
+_Sessions = OrderedDict[tuple[str | None, str], Session]
+
+_sessions: _Sessions = OrderedDict()
+
+
+def _session_of(tenant: str | None, name: str | None, most: int) -> Session:
+    """Return the session of that name, which at most `most` others were used after; without a name, one of its own."""
+    if name is None or not most:
+        return Session(Hasher(new_key()))
+    with SECTION.lock:
+        session = _sessions.get((tenant, name))
+        if session is None:
+            session = _sessions[tenant, name] = Session(Hasher(new_key()))
+        _sessions.move_to_end((tenant, name))
+        while len(_sessions) > most:
+            _sessions.popitem(last=False)
+        return session
+
+
+def forget_sessions(instead: _Sessions | None = None) -> _Sessions:
+    """Let the process remember other sessions, or none, from now on, and return those that it remembered."""
+    global _sessions
+    former, _sessions = _sessions, OrderedDict() if instead is None else instead
+    return former
+
+
 # Where calls are made -------------------------------------------------------------------------------------------------
 
 _watched = False
@@ -147,10 +177,10 @@ class Loose(Frame):
         self.id, self.agent = (run.id, run.agent) if run else (None, None)
         self._run = run
         self.settings = settings
-        self.ledger = Ledger((), {})
+        self.hasher = Hasher(b"")
+        self.ledger = Ledger((), {}, session=Session(self.hasher))
         if why is not None:
             self.ledger.set_stop(why)
-        self.hasher = Hasher(b"")
         self.clock = _clock
         self.find_scope()
 
@@ -184,6 +214,13 @@ def _at_large(name: str, marks: Mapping[str, Any] | None = None, why: Refused | 
 def outside() -> Loose:
     """Return the place of calls that are made outside a run."""
     return _at_large("outside")
+
+
+def bare() -> Loose:
+    """Return the place of calls outside a run that only a gate sees: `outside_run = "allow"`."""
+    place = _at_large("bare")
+    place.tracer = place.duration = None
+    return place
 
 
 def refusing() -> Loose:
@@ -256,19 +293,31 @@ class RunState(Frame):
         self.session: str | None = self._session if self._session is not None or above is None else above.session
         self.tenant: str | None = self._tenant if self._tenant is not None or above is None else above.tenant
         self.mode: str = above.mode if above and self._mode is None else self._frozen.mode
+        self.clock = _clock
         self.ledger = Ledger(
             TABLE,
             self._frozen.limits,
+            session=self._join(above),
             parent=above.ledger if above else None,
+            began=self.clock(),
             observe=frozenset(NAMES) if self.mode == "observe" else self._frozen.observe,
             local=self.settings.local,
             own=self._frozen.tools,
             strip_prefixes=self.settings.strip_prefixes,
         )
-        self.hasher: Hasher = above.hasher if above else Hasher(new_key())
-        self.clock = _clock
+        self.hasher: Hasher = self.ledger.session.hasher
         self.tracer, duration = scope()
         self.duration = duration if self.settings.duration_histogram else None
+
+    def _join(self, above: "RunState | None") -> Session:
+        """Return the session that the run belongs to: that of the run around it unless it names another one."""
+        if above is not None and (above.tenant, above.session) == (self.tenant, self.session):
+            return above.ledger.session
+        return _session_of(self.tenant, self.session, self._frozen.limits["sessions"])
+
+    def ended(self) -> Stop | None:
+        """Return the stop that holds now; to look may end a run whose time is over."""
+        return self.ledger.ended_by(self.clock)
 
     def __getattr__(self, name: str) -> Any:
         # What only a started run has is asked for: it starts now, wherever it was not entered yet.
@@ -312,6 +361,8 @@ class RunState(Frame):
         self._open = False
         name = _telemetry.type_name(error) if isinstance(error, Exception) else None
         span.end(self._end_attributes(), name)
+        if self.ledger.stopped is not None:
+            span.tell_delegate(self.ledger.stopped.why.reason)
         self.tell_stop()
 
     def _restore(self, token: "Token[RunState | None]") -> bool:
@@ -345,7 +396,7 @@ class RunState(Frame):
         return False
 
     def _end_attributes(self) -> dict[str, Any]:
-        usage, stop = self.ledger.usage(), self.ledger.ended_by()
+        usage, stop = self.ledger.usage(), self.ended()
         attributes: dict[str, Any] = {
             _names.RUN_CALLS: usage.executed,
             _names.RUN_REFUSALS: usage.refused,
@@ -401,18 +452,33 @@ class Within:
 
     Attributes:
         items: for streams, the items handed out so far.
+        full: for streams, no further item is handed on.
     """
 
-    __slots__ = ("_before", "_context", "_entered", "_otel", "_run", "_token", "items")
+    __slots__ = ("_before", "_context", "_entered", "_otel", "_run", "_token", "full", "items")
 
     def __init__(self, run: RunState | None, context: Any = None) -> None:
         self._run = run
         self._context = context
         self.items = 0
+        self.full = False
+
+    @property
+    def whole(self) -> bool:
+        """Say that a stream is never cut here."""
+        return True
 
     def start(self) -> Any:
         """Begin a stream: there is nothing to decide."""
         return None
+
+    async def astart(self) -> Any:
+        """Begin an async stream."""
+        return self.start()
+
+    def hand(self, item: Any) -> Any:
+        """Hand on an item as it is."""
+        return item
 
     def end(self, value: Any) -> None:
         """Hear that a stream ended."""

@@ -16,12 +16,24 @@ class Step(Protocol):
 
     Attributes:
         items: how many items the body has handed out.
+        full: no further item is handed on.
+        whole: the body is run to its end then, and not closed.
     """
 
     items: int
+    full: bool
+
+    @property
+    def whole(self) -> bool: ...
 
     def start(self) -> Any:
         """Begin at the first step; what is not None is yielded instead of the body."""
+
+    async def astart(self) -> Any:
+        """Begin likewise, in an async generator."""
+
+    def hand(self, item: Any) -> Any:
+        """Return what is handed on of an item."""
 
     def end(self, value: Any) -> None:
         """Hear that the body returned `value`."""
@@ -59,9 +71,13 @@ def drive(make: Callable[[], Generator[Any, Any, Any]], step: Step) -> Generator
             step.items += 1
             given = thrown = None
             try:
-                given = yield item
+                given = yield step.hand(item)
             except BaseException as error:  # noqa: BLE001  it is the consumer's
                 thrown = error
+            if step.full and thrown is None:
+                with step:
+                    value = _leave(body, whole=step.whole)
+                break
     except BaseException as error:
         answer = step.fail(error)
         if answer is None:
@@ -82,7 +98,7 @@ def drive(make: Callable[[], Generator[Any, Any, Any]], step: Step) -> Generator
 
 async def adrive(make: Callable[[], AsyncGenerator[Any, Any]], step: Step) -> AsyncGenerator[Any, Any]:
     """Yield what the body yields and take what it is sent; `drive` with `await`."""
-    if (answer := step.start()) is not None:
+    if (answer := await step.astart()) is not None:
         yield answer
         return
     thrown: BaseException | None = None
@@ -99,10 +115,16 @@ async def adrive(make: Callable[[], AsyncGenerator[Any, Any]], step: Step) -> As
             step.items += 1
             thrown = None
             try:
-                waiting = body.asend((yield item))
+                given = yield step.hand(item)
             except BaseException as error:  # noqa: BLE001  it is the consumer's
                 thrown = error
                 waiting = body.athrow(error)
+            else:
+                if step.full:
+                    with step:
+                        await _aleave(body, whole=step.whole)
+                    break
+                waiting = body.asend(given)
     except BaseException as error:
         answer = step.fail(error)
         if answer is None:
@@ -118,6 +140,26 @@ async def adrive(make: Callable[[], AsyncGenerator[Any, Any]], step: Step) -> As
         thrown = None  # it leads to this frame, which would lead back to it
     if not closed:
         yield answer
+
+
+def _leave(body: Generator[Any, Any, Any], *, whole: bool) -> Any:
+    """Close a body of which nothing more is handed on, or run it to its end."""
+    if not whole:
+        body.close()
+        return None
+    while True:
+        try:
+            next(body)
+        except StopIteration as stop:
+            return stop.value
+
+
+async def _aleave(body: AsyncGenerator[Any, Any], *, whole: bool) -> None:
+    if not whole:
+        await body.aclose()
+        return
+    async for _ in body:
+        pass
 
 
 def _first(body: AsyncGenerator[Any, Any]) -> Awaitable[Any]:

@@ -31,12 +31,14 @@ __all__ = [
     "scope",
     "type_name",
     "watch",
+    "with_delegate",
     "with_run",
 ]
 
 _logger = logging.getLogger("toolguard")
 
 _RUN_KEY: Final = otel_context.create_key("toolguard-run")
+_DELEGATE_KEY: Final = otel_context.create_key("toolguard-delegate")
 # Instrumentations write the plain key, the SDK's own exporters the other one, which is unique in each process.
 _SUPPRESS: Final = "suppress_instrumentation"
 _SUPPRESS_TOO: Final[str] = getattr(otel_context, "_SUPPRESS_INSTRUMENTATION_KEY", _SUPPRESS)
@@ -144,6 +146,15 @@ def with_run(run: Any, context: Context | None) -> Context | None:
     except Exception:  # noqa: BLE001
         _lost("set_value")
         return None
+
+
+def with_delegate(context: Context, span: Span | None) -> Context:
+    """Return `context` with the span of a call that asks a specialist, so that its run can say how it ended."""
+    try:
+        return otel_context.set_value(_DELEGATE_KEY, span, context)
+    except Exception:  # noqa: BLE001
+        _lost("set_value")
+        return context
 
 
 def attach(context: Context | None) -> Any:
@@ -365,13 +376,17 @@ def _suppressed(context: Context) -> bool:
 class RunSpan:
     """The span of one run, from entering to leaving, and the context in which its calls are made."""
 
-    __slots__ = ("_before", "_context", "_span", "_token")
+    __slots__ = ("_before", "_context", "_delegate", "_span", "_token")
 
     def __init__(self, run: Any, tracer: Tracer | None, agent: str | None, attributes: Mapping[str, Any], link: Any) -> None:
         """Start the span where there is a tracer, and make the run current in the OpenTelemetry context."""
         self._span: Span | None = None
         self._before = current()
         self._context = with_run(run, self._before)
+        self._delegate: Any = None if self._before is None else self._before.get(_DELEGATE_KEY)
+        if self._delegate is not None and self._context is not None:
+            # What runs inside this run is asked by it, and no longer by the specialist's coordinator.
+            self._context = with_delegate(self._context, None)
         if tracer is not None and self._before is not None and not _suppressed(self._before):
             self._start(tracer, agent, attributes, link)
         self._token = attach(self._context)
@@ -409,6 +424,15 @@ class RunSpan:
     def take_over(self, outer: "RunSpan") -> None:
         """Restore, when left, what `outer` would have restored: it was left first."""
         self._before, self._token = outer._before, None  # noqa: SLF001
+
+    def tell_delegate(self, reason: str) -> None:
+        """Say on the span of the call that asked for this run that the run was stopped."""
+        if self._delegate is not None:
+            try:
+                if self._delegate.is_recording():
+                    self._delegate.set_attribute(names.CHILD_STOP_REASON, reason)
+            except Exception:  # noqa: BLE001
+                _lost("set_attribute")
 
     def end(self, attributes: Mapping[str, Any], error: str | None) -> None:
         """End the span with the run's totals."""

@@ -1,16 +1,21 @@
-"""What the runs of one tree share: the lock, the queue of what has ended, and the counts that metrics read."""
+"""What runs share: the one lock with the queue of what has ended, a tree's slack, a session, and the counts for metrics.
+
+The lock is one for the process. A call's own run, the runs around it and their session must be decided together, and a
+nested run may name a session that other trees are in, so any finer lock would have to be merged with others in motion. It
+is held for microseconds and never while anything but the package's own code runs.
+"""
 
 import os
 import threading
 import time
 import weakref
 from collections import deque
-from contextlib import suppress
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from toolguard._values import Call, Outcome, Refused
+from toolguard._identity import Hasher
+from toolguard._values import Call, Outcome, Refused, Spent, Tally, Wall
 
-__all__ = ["Counts", "Session", "totals"]
+__all__ = ["SECTION", "Counts", "Section", "Session", "Tree", "totals"]
 
 _YIELDS: Final = 200
 
@@ -21,8 +26,11 @@ Counts = dict[tuple[str, str, str, str], int]
 class Account(Protocol):
     """What the queue needs of a run's ledger; each is called inside the critical section."""
 
-    def close_turn(self) -> None:
-        """Let the walls judge the turn that ends, and begin the next."""
+    def close_turn(self, at: int) -> None:
+        """Let the walls judge the turn that ends, and begin the next at the logical time `at`."""
+
+    def add_spending(self, spent: Spent) -> None:
+        """Apply what the program says it has spent."""
 
     def count_refusal(self, call: Call, why: Refused, outcome: Outcome, at: int) -> None:
         """Apply that a call did not execute."""
@@ -31,24 +39,22 @@ class Account(Protocol):
         """Apply how an admitted call ended."""
 
 
-class Session:
-    """What the runs of one tree share: the lock, the queue, and how long nobody needs to be asked.
+class Section:
+    """The critical section: who is in it, what waits for the next entry, and what metrics read.
 
     Attributes:
-        mileage: admissions so far. A plan whose `until` lies ahead of it is certain to pass.
-        unheeded: in some run a stop was only observed.
-        horizon: the furthest `until` ever granted; moving the mileage there makes every plan ask again.
+        inside: a thread is in it. One that finds this true after it took the lock has re-entered: a signal handler, or a
+            finaliser.
+        late: settlements, refusals that went back, turns and spending, in order, which no lock guards.
     """
 
-    __slots__ = ("__weakref__", "counts", "horizon", "inside", "late", "lock", "mileage", "unheeded")
+    __slots__ = ("_counts", "inside", "late", "lock")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.inside = self.unheeded = False
-        self.late: deque[tuple[Account, Call | None, Refused | None, int]] = deque()
-        self.mileage = self.horizon = 0
-        self.counts: dict[tuple[str, str, str, str], list[int]] = {}
-        _sessions.add(self)
+        self.inside = False
+        self.late: deque[tuple[Account, Call | None, Refused | Spent | None, int]] = deque()
+        self._counts: dict[tuple[str, str, str, str], list[int]] = {}
 
     def stand_aside(self) -> None:
         """Let the thread that is inside finish.
@@ -61,12 +67,8 @@ class Session:
                 return
             time.sleep(0)  # noqa: TID251  it yields and waits for nothing
 
-    def ask_again(self) -> None:
-        """Make every plan ask its walls at the next admission."""
-        self.mileage = max(self.mileage, self.horizon)
-
     def drain(self) -> bool:
-        """Bring the counts up to date; False where this thread is inside already."""
+        """Bring all counts up to date; False where this thread is inside already."""
         if self.inside:
             self.stand_aside()
         with self.lock:
@@ -85,86 +87,78 @@ class Session:
         while late:
             ledger, call, why, at = late.popleft()
             if call is None:
-                ledger.close_turn()
+                if type(why) is Spent:
+                    ledger.add_spending(why)
+                else:
+                    ledger.close_turn(at)
             elif why is not None:
+                assert type(why) is Refused  # noqa: S101  spending has no call
                 ledger.count_refusal(call, why, "refused", at)
             elif call.charged:
                 ledger.settle(call, at)
 
-    def take(self) -> Counts:
-        """Return the counts gathered since they were last taken."""
-        with self.lock:
-            if self.inside:
-                return {}
-            try:
-                self.inside = True
-                taken = {key: cell[0] for key, cell in list(self.counts.items()) if cell[0]}
-                for key in taken:
-                    self.counts[key][0] = 0
-                return taken
-            finally:
-                self.inside = False
-
     def count(self, key: tuple[str, str, str, str]) -> list[int]:
         """Return the cell in which calls of this kind are counted."""
-        return self.counts.setdefault(key, [0])
+        return self._counts.get(key) or self._counts.setdefault(key, [0])
 
-    def __del__(self) -> None:
-        # The last run of the session is gone; what ended after it was left must still reach the totals.
-        with suppress(Exception):  # at the interpreter's end there may be nobody left to count for
-            self.drain_inside()
-            _add(self.take())
+    def totals(self) -> Counts:
+        """Return all finished calls of the process; a number never goes down."""
+        self.drain()
+        return {key: cell[0] for key, cell in self._counts.copy().items()}
 
-
-_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
-_totals: Counts = {}
-_totals_lock = threading.RLock()
-
-
-def _live_sessions() -> list[Session]:
-    while True:
-        try:
-            return list(_sessions)
-        except RuntimeError:  # a session was born or died meanwhile
-            continue
+    def after_fork(self) -> None:
+        """Free the lock: the thread of the parent that may have held it will never release it here."""
+        self.lock = threading.RLock()
+        self.inside = False
 
 
-_untotalled: deque[Counts] = deque()
-_totalling = False
-
-
-def _add(counts: Counts) -> None:
-    global _totalling  # noqa: PLW0603  it goes with the lock
-    with _totals_lock:
-        _untotalled.append(counts)
-        if _totalling:  # a finaliser in the middle of an addition of its own thread, which will find it
-            return
-        try:
-            _totalling = True
-            while _untotalled:
-                for key, n in _untotalled.popleft().items():
-                    _totals[key] = _totals.get(key, 0) + n
-        finally:
-            _totalling = False
-
-
-def totals() -> Counts:
-    """Return all finished calls of the process; a number never goes down."""
-    for session in _live_sessions():
-        session.drain()
-        _add(session.take())
-    with _totals_lock:
-        return dict(_totals)
-
-
-def _after_fork() -> None:
-    # Another thread of the parent may have held a lock that nobody in the child will ever release.
-    global _totals_lock, _totalling
-    _totals_lock, _totalling = threading.RLock(), False
-    for session in _live_sessions():
-        session.lock = threading.RLock()
-        session.inside = False
-
+SECTION: Final = Section()
+totals: Final = SECTION.totals
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=SECTION.after_fork)
+
+
+class Tree:
+    """How long nobody needs to be asked in the runs of one tree.
+
+    Attributes:
+        mileage: admissions so far. A plan whose `until` lies ahead of it is certain to pass.
+        horizon: the furthest `until` ever granted; moving the mileage there makes every plan ask again.
+        unheeded: in some run a stop was only observed.
+    """
+
+    __slots__ = ("__weakref__", "horizon", "mileage", "unheeded")
+
+    def __init__(self) -> None:
+        self.mileage = self.horizon = 0
+        self.unheeded = False
+
+    def ask_again(self) -> None:
+        """Make every plan ask its walls at the next admission."""
+        self.mileage = max(self.mileage, self.horizon)
+
+
+class Session:
+    """What the runs of one session share: the key and receivers of their digests, and what session-wide walls remember."""
+
+    __slots__ = ("__weakref__", "_trees", "hasher", "states")
+
+    def __init__(self, hasher: Hasher) -> None:
+        self.hasher = hasher
+        self.states: dict[str, Any] = {}
+        self._trees: weakref.WeakSet[Tree] = weakref.WeakSet()
+
+    def join(self, tree: Tree) -> None:
+        """Let the runs of a tree take part."""
+        self._trees.add(tree)
+
+    def state(self, wall: Wall, tally: Tally) -> Any:
+        """Return what a session-wide wall remembers; the first run that asks makes it."""
+        made = self.states.get(wall.name)
+        return self.states.setdefault(wall.name, wall.state(tally)) if made is None else made
+
+    def ask_again(self) -> None:
+        """Make every plan of every run of the session ask its walls at the next admission."""
+        for tree in list(self._trees):
+            tree.ask_again()

@@ -7,6 +7,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 __all__ = [
     "PROFILES",
+    "CERTAIN",
     "Call",
     "Key",
     "Kind",
@@ -16,6 +17,7 @@ __all__ = [
     "Recent",
     "Refused",
     "Retry",
+    "Spent",
     "Stop",
     "Tally",
     "Tool",
@@ -28,6 +30,9 @@ Kind = Literal["read", "send"]
 Retry = Literal["identical", "different", "later", "never"]
 Outcome = Literal["ok", "error", "refused", "not_executed", "cancelled", "closed", "abandoned"]
 Profile = Literal["assistant", "coding", "operations"]
+
+CERTAIN: Final = 1 << 20
+"""What a `slack` returns while nothing can make its wall refuse: more admissions than it is worth counting."""
 
 PROFILES: Final[tuple[Profile, ...]] = ("assistant", "coding", "operations")
 
@@ -43,6 +48,8 @@ class Tool:
         limit: the tool's own limit in calls, or None for the wall's.
         polls: an unchanged result is expected and says nothing.
         query: the tool declares a query, so that the query wall counts its shapes.
+        delegate: the function is a specialist agent, so that asking it again and again is counted.
+        repeatable: an identical send may be repeated.
     """
 
     name: str
@@ -51,6 +58,8 @@ class Tool:
     limit: int | None = None
     polls: bool = False
     query: bool = False
+    delegate: bool = False
+    repeatable: bool = False
 
 
 class Refused(NamedTuple):
@@ -58,19 +67,27 @@ class Refused(NamedTuple):
 
     Attributes:
         reason: the wall's name.
-        used: what was charged when it was decided, this call excluded; None where nothing is counted.
-        limit: the limit then in force.
+        used: what was charged when it was decided, this call excluded; None where nothing is counted. Calls, but seconds,
+            tokens or dollars where the limit is one of these.
+        limit: the limit then in force, in the same unit.
         retry: what may be tried again.
         rule: which of the wall's rules fired.
         stops: the wall ends the run that set the limit.
     """
 
     reason: str
-    used: int | None
-    limit: int | None
+    used: int | float | None
+    limit: int | float | None
     retry: Retry
     rule: str | None = None
     stops: bool = False
+
+
+class Spent(NamedTuple):
+    """What the program says it has spent, in tokens and in millionths of a dollar."""
+
+    tokens: int
+    micros: int
 
 
 class Stop(NamedTuple):
@@ -102,22 +119,35 @@ class Call:
         plan: the tool's plan in this run; the walls do not look at it.
         identity: digest of tool and canonical arguments; empty where no wall of the plan needs it.
         query: digest of (file reference, SQL shape), or None.
-        turn: the run's turn when the call was made; 0 before the first marked turn.
+        specialist: digest of the specialist that is asked, where one function serves several; else None.
+        turn: the logical time at which the run's turn began in which the call was made; 0 before the first marked turn.
         started: the logical time of entry into the wrapper.
         charged: the call is in the ledger and has not been settled or released.
         outcome: what it came to, once it ended.
         digest: digest of the returned value, or None where it cannot be measured (it then counts as new).
+        signature: what a failed call failed with, normalised; None where it did not fail or no wall reads it.
+        size: characters of the result that its settlement charges.
+        fresh: the run had not seen this outcome of this identity, or it cannot be measured.
+        twin: the same outcome of the same identity was settled after this call had started, so that both are one observation.
+        now: seconds on the run's clock when it was asked for, where a wall of the plan reads the clock.
         inner: the value is the refusal of an inner call, passed on.
         mine: names of the walls that refused the call and enforce.
         would: the first refusal by a wall that only observes.
         span, context, began: telemetry's: the span, the context that holds it, the time in seconds when it began.
         trace: the refused call's span, opaque to everything but telemetry.
         confirms: `trace` of the refused call that this one repeats on purpose.
+        marks: attributes that its span gets at its end.
     """
 
     charged: bool = False
     outcome: Outcome = "ok"
     digest: bytes | None = None
+    signature: str | None = None
+    specialist: bytes | None = None
+    size: int = 0
+    fresh: bool = True
+    twin: bool = False
+    now: float = 0.0
     inner: bool = False
     mine: frozenset[str] = _NOBODY
     would: Refused | None = None
@@ -126,6 +156,7 @@ class Call:
     began: float = 0.0
     trace: Any = None
     confirms: Any = None
+    marks: Mapping[str, Any] | None = None
 
     def __init__(self, tool: Tool, plan: Any, identity: bytes, query: bytes | None, turn: int, started: int) -> None:
         self.tool = tool
@@ -189,6 +220,11 @@ class Recent(Generic[K, V]):
             self._old, self._new = self._new, {}
         self._new[key] = value
 
+    def drop(self, key: K) -> None:
+        """Forget `key`."""
+        self._new.pop(key, None)
+        self._old.pop(key, None)
+
     def clear(self) -> None:
         """Forget everything."""
         self._new.clear()
@@ -215,36 +251,58 @@ class Tally:
         sends: the sends among `external` that draw on the common reserve: those of tools without a limit of their own.
         by_tool: `external` by canonical tool name.
         settled: calls that ran and ended, local ones included.
-        fresh: the last settled call had an (identity, outcome) that this run had not seen.
+        chars: characters of the results that were handed on.
+        tokens, micros: what was spent in this run and all runs nested below, in tokens and in millionths of a dollar.
+        began: seconds on the run's clock at its start.
     """
 
-    __slots__ = ("_new", "_old", "by_tool", "external", "fresh", "reads", "sends", "settled", "tree")
+    __slots__ = (
+        "_new",
+        "_old",
+        "began",
+        "by_tool",
+        "chars",
+        "external",
+        "micros",
+        "reads",
+        "sends",
+        "settled",
+        "tokens",
+        "tree",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, began: float = 0.0) -> None:
         self.external = self.tree = self.reads = self.sends = self.settled = 0
+        self.chars = self.tokens = self.micros = 0
+        self.began = began
         self.by_tool: dict[str, int] = {}
-        self._new: set[bytes] = set()
-        self._old: set[bytes] = set()
-        self.fresh = True
+        self._new: dict[bytes, int] = {}
+        self._old: dict[bytes, int] = {}
 
-    def observe(self, identity: bytes, digest: bytes | None) -> None:
-        """Remember an outcome, and whether it was new. One that cannot be measured is always new.
+    def observe(self, call: Call, at: int) -> None:
+        """Remember the outcome of a call that was settled at the logical time `at`, and say whether it was new.
 
-        Two generations bound the memory; what is forgotten counts as new, so that forgetting never refuses.
+        One that cannot be measured is always new. Two generations bound the memory; what is forgotten counts as new, so
+        that forgetting never refuses.
         """
-        if digest is None:
-            self.fresh = True
+        if call.digest is None:
             return
-        seen = identity + digest
+        seen = call.identity + call.digest
         new = self._new
-        if seen in new:
-            self.fresh = False
-            return
-        self.fresh = seen not in self._old
-        if len(new) >= _MOST_SEEN:
-            self._old, self._new = new, {seen}
-        else:
-            new.add(seen)
+        last = new.get(seen)
+        if last is None:
+            last = self._old.get(seen)
+            if len(new) >= _MOST_SEEN:
+                self._old, self._new = new, {}
+                new = self._new
+            new[call.identity] = at
+        if last is not None:
+            call.fresh, call.twin = False, call.started < last
+        new[seen] = at
+
+    def knows(self, identity: bytes) -> bool:
+        """Say whether a call with this identity came to a measurable end in this run."""
+        return identity in self._new or identity in self._old
 
 
 class Key(NamedTuple):
@@ -255,14 +313,14 @@ class Key(NamedTuple):
         defaults: the value in each profile, in the order of `PROFILES`. None: not set.
         doc: one sentence for the configuration page, with unit and source.
         choices: for a key that is a word: what it may be. Empty: the key is a number.
-        share: the number is a share between 0 and 1 and may be a float; otherwise a whole number.
+        kind: what the value is: a whole number, a share between 0 and 1, an amount that may be a fraction, or yes or no.
     """
 
     name: str
     defaults: tuple[Any, Any, Any]
     doc: str
     choices: tuple[str, ...] = ()
-    share: bool = False
+    kind: Literal["count", "share", "amount", "flag"] = "count"
 
 
 Hook = Callable[..., Any] | None
@@ -279,21 +337,30 @@ class Wall:
         keys: the configuration keys that the wall contributes.
         limit: `(tool, limits, own) -> n`, where `own` is the tool's own limit, from its table or its decorator; None: the
             wall is not in that tool's plan.
-        state: `(tally) -> s`, made once a run; bounded.
+        state: `(tally) -> s`, made once for the run or, of a session's wall, once for the session; bounded.
         about: what the wall counts and what happens at the limit, for the docs' table.
         text: `(why, tool) -> str`: why, with the numbers, and the next step, for the model. The sentence that the call
             did NOT execute is put in front of it.
         ending: `(why) -> (what happened, how to go on)`, for the user, where the wall can end a run.
-        scope: whose calls the state counts: `run`, or `tree` with all runs nested below.
-        needs: which costly facts the hooks read: `identity`, `digest`, `query`. Others are not computed.
+        scope: whose calls the state counts: `run`, `tree` with all runs nested below, or `session` with all its runs.
+        needs: which costly facts the hooks read: `identity`, `digest`, `signature`, `query`, `specialist`, `now`. Others
+            are not computed.
         admit: `(s, n, call) -> Refused | None`; reads only.
+        permit: `(s, n, call)`: it was asked and all walls admit the call, which takes what `admit` promised it alone.
         charge: `(s, n, call)`: the call is admitted.
         release: `(s, n, call)`: it was charged and nothing ran.
-        settle: `(s, n, call)`: it ran and ended.
-        refused: `(s, n, call, tick) -> Refused | None`: a refusal went back to the caller; `call.mine` says whose. What
+        settle: `(s, n, call, at) -> bool`: it ran and ended at the logical time `at`; true: from now on this wall must be
+            asked again, whatever its `slack` promised.
+        passed: `(s, n, call)`: it ran and handed on the refusal of an inner call, neither success nor failure.
+        refused: `(s, n, call, at) -> Refused | None`: a refusal went back to the caller; `call.mine` says whose. What
             it returns ends the run.
         turned: `(s, n) -> Refused | None`: a turn closed; what it returns ends the run.
-        slack: `(s, n) -> int`: admissions of this run's tree that certainly pass, whatever they are. None: ask each time.
+        spent: `(s, n) -> Refused | None`: tokens or money were spent; what it returns ends the run.
+        looked: `(s, n, now) -> Refused | None`: somebody looked whether the run is over; what it returns ends it.
+        grant: `(s, n, handed) -> int`: how many characters the result of a call may still have, `handed` of which were
+            handed on before.
+        slack: `(s, n) -> int`: admissions of this run's tree that certainly pass, whatever they are, until a `settle`
+            says otherwise. None: ask each time.
         reading: `(s, n) -> Reading`, where the limit is one on the whole run and notes should warn of it.
         unit: what the reading counts.
         beyond: what the note says of what follows the limit.
@@ -307,14 +374,19 @@ class Wall:
     about: str
     text: Callable[[Refused, str], str]
     ending: Callable[[Refused], tuple[str, str]] | None = None
-    scope: Literal["run", "tree"] = "run"
+    scope: Literal["run", "tree", "session"] = "run"
     needs: frozenset[str] = frozenset()
     admit: Hook = None
+    permit: Hook = None
     charge: Hook = None
     release: Hook = None
     settle: Hook = None
+    passed: Hook = None
     refused: Hook = None
     turned: Hook = None
+    spent: Hook = None
+    looked: Hook = None
+    grant: Hook = None
     slack: Hook = None
     reading: Hook = None
     unit: str = "tool calls"
@@ -331,12 +403,18 @@ class Usage:
         refused: calls answered by a `Refusal`.
         by_tool: `executed` by tool name.
         by_reason: `refused` by reason.
+        chars: characters of the results that were handed on, where a limit of output is on.
+        tokens: what `spend` was told, runs nested below included.
+        cost_usd: the same in dollars, exact to a millionth.
     """
 
     executed: int = 0
     refused: int = 0
     by_tool: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     by_reason: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    chars: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as plain, JSON-encodable data."""
@@ -345,4 +423,7 @@ class Usage:
             "refused": self.refused,
             "by_tool": dict(self.by_tool),
             "by_reason": dict(self.by_reason),
+            "chars": self.chars,
+            "tokens": self.tokens,
+            "cost_usd": self.cost_usd,
         }

@@ -33,7 +33,9 @@ class FakeClock:
 
 @contextmanager
 def isolated(source: Mapping[str, Any] | None = None, *, clock: Clock | None = None) -> Generator[None]:
-    """Run a test apart: with a copy of the registry and no file, environment or current run. All is restored after.
+    """Run a test apart: with a copy of the registry and no file, environment, session or current run.
+
+    All is restored after.
 
     Args:
         source: the content of `[tool.toolguard]` for this test; by default nothing is configured.
@@ -45,11 +47,13 @@ def isolated(source: Mapping[str, Any] | None = None, *, clock: Clock | None = N
     settings = _config.replace(_config.from_mapping(source or {}))
     specs = _registry.replace()
     former = _session.set_clock(clock)
+    sessions = _session.forget_sessions()
     remember = _session.forget()
     try:
         yield
     finally:
         remember()
+        _session.forget_sessions(sessions)
         _session.set_clock(former)
         _registry.replace(specs)
         _config.replace(settings)

@@ -93,8 +93,8 @@ def slack_adaptive(s: Stuck, n: Adaptive) -> int:
     return n.soft - s.tally.external
 
 
-def settle_unchanged(s: Stuck, _n: Adaptive, call: Call) -> None:
-    if s.tally.fresh:
+def settle_unchanged(s: Stuck, _n: Adaptive, call: Call, _at: int) -> None:
+    if call.fresh:
         s.counts = {call.identity: 1}
         s.top = 1
     elif not call.tool.polls:

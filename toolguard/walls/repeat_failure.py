@@ -1,0 +1,187 @@
+"""The identical retry: a call that failed twice the same way is refused, then tried once more, since conditions change."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from toolguard._values import CERTAIN, Call, Key, Recent, Refused, Tally, Tool, Wall
+
+
+class Patience(NamedTuple):
+    """How many identical failures run, and whether any success that is new forgives them all."""
+
+    failures: int
+    progress_clears: bool
+
+
+class Failing:
+    """How one identity keeps failing.
+
+    Attributes:
+        signature: what it failed with last.
+        times: how often in a row, parallel twins counted once.
+        at: logical time of the last of these.
+        refused: logical time at which its first refusal was back with the caller, None before: only a call that started
+            later is a probe.
+        probe: the call that may find out whether it works again, while it is in flight. A result counts as the probe's only
+            if it is this very call's, so that what an older one comes to changes nothing.
+        closed: the probe failed the same way.
+    """
+
+    __slots__ = ("at", "closed", "probe", "refused", "signature", "times")
+
+    def __init__(self, signature: str, at: int) -> None:
+        self.signature = signature
+        self.times = 1
+        self.at = at
+        self.refused: int | None = None
+        self.probe: Call | None = None
+        self.closed = False
+
+
+class Failures:
+    """The session's failing identities, the successes that it has seen, and the highest number of failures in a row."""
+
+    __slots__ = ("failing", "most", "seen")
+
+    def __init__(self, _tally: Tally) -> None:
+        self.failing: Recent[bytes, Failing] = Recent(1024)
+        self.seen: Recent[bytes, bool] = Recent(1024)
+        self.most = 0
+
+    def clear(self) -> None:
+        """Forgive everything."""
+        self.failing.clear()
+        self.most = 0
+
+
+def limit(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> Patience | None:
+    n = limits["repeat_failure"]
+    return Patience(n, limits["progress_clears"]) if n else None
+
+
+def admit(s: Failures, n: Patience, call: Call) -> Refused | None:
+    failing = s.failing.get(call.identity)
+    if failing is None or failing.times < n.failures:
+        return None
+    if not failing.closed and failing.probe is None and failing.refused is not None and call.started > failing.refused:
+        return None
+    rule = "closed" if failing.closed else "failing"
+    return Refused("repeat_failure", failing.times, n.failures, "later", rule)
+
+
+def permit(s: Failures, n: Patience, call: Call) -> None:
+    failing = s.failing.get(call.identity)
+    if failing is not None and failing.times >= n.failures:
+        failing.probe = call
+
+
+def _give_back(s: Failures, _n: Patience, call: Call) -> None:
+    failing = s.failing.get(call.identity)
+    if failing is not None and failing.probe is call:
+        failing.probe = None
+
+
+def refused(s: Failures, n: Patience, call: Call, at: int) -> None:
+    if "repeat_failure" in call.mine:
+        failing = s.failing.get(call.identity)
+        if failing is not None and failing.refused is None and failing.times >= n.failures:
+            failing.refused = at
+
+
+def settle(s: Failures, n: Patience, call: Call, at: int) -> bool:
+    if call.outcome == "ok":
+        if s.most:
+            _succeed(s, call)
+        if n.progress_clears:
+            _progress(s, call)
+        return False
+    if call.signature is None:  # cancelled, closed or abandoned: neither success nor failure
+        _give_back(s, n, call)
+        return False
+    return _fail(s, n, call, at)
+
+
+def _succeed(s: Failures, call: Call) -> None:
+    failing = s.failing.get(call.identity)
+    if failing is not None and (failing.probe is call or call.started > failing.at):
+        s.failing.drop(call.identity)
+
+
+def _progress(s: Failures, call: Call) -> None:
+    if call.digest is not None:
+        seen = call.identity + call.digest
+        if s.seen.get(seen):
+            return
+        s.seen.put(seen, True)  # noqa: FBT003  a value, not a switch
+    if s.most:
+        s.clear()
+
+
+def _fail(s: Failures, n: Patience, call: Call, at: int) -> bool:
+    failing = s.failing.get(call.identity)
+    assert call.signature is not None  # noqa: S101  the caller saw to it
+    if failing is None:
+        s.failing.put(call.identity, Failing(call.signature, at))
+        s.most = max(s.most, 1)
+    elif failing.probe is call or call.started > failing.at:
+        if failing.signature != call.signature:
+            s.failing.put(call.identity, Failing(call.signature, at))
+        else:
+            failing.closed = failing.closed or failing.probe is call
+            failing.probe = None
+            failing.times += 1
+            s.most = max(s.most, failing.times)
+            failing.at = at
+    else:
+        failing.at = at  # a parallel twin: the same observation
+    return s.most >= n.failures
+
+
+def slack(s: Failures, n: Patience) -> int:
+    return CERTAIN if s.most < n.failures else 0
+
+
+def text(why: Refused, tool: str) -> str:
+    what = f"exactly this call has failed {why.used} times in the same way and the limit is {why.limit}"
+    if why.rule == "closed":
+        return (
+            f"{what}, the last one a retry after a refusal. It stays refused in this session. "
+            "Change the arguments, use another tool, or tell the user what is missing."
+        )
+    return (
+        f"{what}. It needs something that repeating cannot bring: change the arguments, or ask the user for what is missing. "
+        f"If you know that the cause is gone, call {tool} once more like this and it will be tried."
+    )
+
+
+WALL = Wall(
+    name="repeat_failure",
+    keys=(
+        Key(
+            "repeat_failure",
+            (2, 2, 2),
+            "Identical calls with the same error that run, a session; the next is refused, then one is tried. "
+            "2 leaves a transient fault its natural retry.",
+        ),
+        Key(
+            "progress_clears",
+            (True, True, False),
+            "Any success whose result is new to the session forgives all failures, so that fixing and running again passes.",
+            kind="flag",
+        ),
+    ),
+    limit=limit,
+    state=Failures,
+    about="one identical call failing with the same error; past the limit it is refused once, then tried once, and refused "
+    "for the session if that fails the same way",
+    text=text,
+    scope="session",
+    needs=frozenset({"identity", "digest", "signature"}),
+    admit=admit,
+    permit=permit,
+    release=_give_back,
+    settle=settle,
+    passed=_give_back,
+    refused=refused,
+    slack=slack,
+)

@@ -1,0 +1,162 @@
+"""One tool, other arguments each time, and always the same complaint: what comparing whole calls cannot see."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from toolguard._values import CERTAIN, Call, Key, Recent, Refused, Tally, Tool, Wall
+
+PREFIX: Final = 60
+
+
+class Complaint:
+    """One complaint of one tool.
+
+    Attributes:
+        identities, turns: the distinct arguments and the distinct turns that brought it, until the limit is reached.
+        at: logical time at which it was last heard; what was in flight then is the same observation.
+    """
+
+    __slots__ = ("at", "identities", "turns")
+
+    def __init__(self) -> None:
+        self.identities: set[bytes] = set()
+        self.turns: set[int] = set()
+        self.at = 0
+
+    def hear(self, call: Call, n: int, at: int) -> None:
+        """Count a call that failed with it, up to `n`."""
+        if call.started > self.at and self.times < n:
+            self.identities.add(call.identity)
+            # Outside any marked turn a call is a turn of its own. Both are logical times, which differ from each other.
+            self.turns.add(call.turn or call.started)
+        self.at = at
+
+    @property
+    def times(self) -> int:
+        """How often it was heard: the lesser of the arguments and the turns."""
+        return min(len(self.identities), len(self.turns))
+
+
+class Complaining:
+    """One tool since its last success.
+
+    Attributes:
+        complaints: what it complained of, by the beginning of the signature.
+        refused: logical time at which a refusal was back with the caller; a call that started later is a probe. None: the
+            next call is refused.
+        probe: the call in flight that may find out whether the tool works again.
+    """
+
+    __slots__ = ("complaints", "probe", "refused")
+
+    def __init__(self) -> None:
+        self.complaints: Recent[str, Complaint] = Recent(64)
+        self.refused: int | None = None
+        self.probe: Call | None = None
+
+    @property
+    def times(self) -> int:
+        """How often the most frequent complaint was heard."""
+        return max((self.complaints.get(each) or Complaint()).times for each in self.complaints)
+
+
+class Complaints:
+    """The session's complaining tools, and the highest number of times that any complaint was heard."""
+
+    __slots__ = ("most", "tools")
+
+    def __init__(self, _tally: Tally) -> None:
+        self.tools: Recent[str, Complaining] = Recent(256)
+        self.most = 0
+
+
+def limit(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int | None:
+    return limits["same_complaint"] or None
+
+
+def admit(s: Complaints, n: int, call: Call) -> Refused | None:
+    tool = s.tools.get(call.tool.canonical)
+    if tool is None or (times := tool.times) < n:
+        return None
+    if tool.probe is None and tool.refused is not None and call.started > tool.refused:
+        return None
+    return Refused("same_complaint", times, n, "later")
+
+
+def permit(s: Complaints, n: int, call: Call) -> None:
+    tool = s.tools.get(call.tool.canonical)
+    if tool is not None and tool.times >= n:
+        tool.probe = call
+
+
+def _give_back(s: Complaints, _n: int, call: Call) -> None:
+    tool = s.tools.get(call.tool.canonical)
+    if tool is not None and tool.probe is call:
+        tool.probe = None
+
+
+def refused(s: Complaints, n: int, call: Call, at: int) -> None:
+    if "same_complaint" in call.mine:
+        tool = s.tools.get(call.tool.canonical)
+        if tool is not None and tool.refused is None and tool.times >= n:
+            tool.refused = at
+
+
+def settle(s: Complaints, n: int, call: Call, at: int) -> bool:
+    if call.outcome == "ok":
+        if s.most:
+            s.tools.drop(call.tool.canonical)
+            s.most = s.most if len(s.tools) else 0
+        return False
+    if call.signature is None:  # cancelled, closed or abandoned: neither success nor failure
+        _give_back(s, n, call)
+        return False
+    name, complaint = call.tool.canonical, call.signature[:PREFIX]
+    tool = s.tools.get(name) or Complaining()
+    s.tools.put(name, tool)
+    heard = tool.complaints.get(complaint) or Complaint()
+    tool.complaints.put(complaint, heard)
+    heard.hear(call, n, at)
+    s.most = max(s.most, heard.times)
+    if tool.probe is call:
+        tool.probe = tool.refused = None
+    return s.most >= n
+
+
+def slack(s: Complaints, n: int) -> int:
+    return CERTAIN if s.most < n else 0
+
+
+def text(why: Refused, tool: str) -> str:
+    return (
+        f"{why.used} calls of it with different arguments failed with the same complaint and the limit is {why.limit}. "
+        "Another spelling will not help: read the complaint, and ask the user or use another tool. "
+        f"If you have found the cause, the next call of {tool} will be tried."
+    )
+
+
+WALL = Wall(
+    name="same_complaint",
+    keys=(
+        Key(
+            "same_complaint",
+            (5, 5, 5),
+            "Failures of one tool with the same complaint, in distinct arguments and distinct turns, a session; then every "
+            "other call of it is refused until one succeeds. At 5 no successful recorded run is touched, at 3 ten.",
+        ),
+    ),
+    limit=limit,
+    state=Complaints,
+    about="one tool failing with the same complaint whatever its arguments; past the limit every other call of it is refused "
+    "until it succeeds",
+    text=text,
+    scope="session",
+    needs=frozenset({"identity", "signature"}),
+    admit=admit,
+    permit=permit,
+    release=_give_back,
+    settle=settle,
+    passed=_give_back,
+    refused=refused,
+    slack=slack,
+)

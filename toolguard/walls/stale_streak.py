@@ -1,0 +1,67 @@
+"""A, B, A, B, …: calls that differ from the one before and still bring only what was seen already."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolguard._values import CERTAIN, Call, Key, Refused, Tally, Tool, Wall
+
+
+class Streak:
+    """How many calls in a row brought only what the run had seen, and the run's memory of that."""
+
+    __slots__ = ("tally", "times")
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+        self.times = 0
+
+
+def limit(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int | None:
+    return limits["stale_streak"] or None
+
+
+def admit(s: Streak, n: int, call: Call) -> Refused | None:
+    if s.times < n or call.tool.kind == "send" or call.tool.polls or not s.tally.knows(call.identity):
+        return None
+    return Refused("stale_streak", s.times, n, "different")
+
+
+def settle(s: Streak, n: int, call: Call, _at: int) -> bool:
+    if call.fresh:
+        s.times = 0
+        return False
+    if not call.twin and not call.tool.polls and call.tool.kind != "send":
+        s.times += 1
+    return s.times >= n
+
+
+def slack(s: Streak, n: int) -> int:
+    return CERTAIN if s.times < n else 0
+
+
+def text(why: Refused, _tool: str) -> str:
+    return (
+        f"the last {why.used} calls brought only results that this run had seen before and the limit is {why.limit}. "
+        "You have this result already. Do something new, or answer with what you have; a call that has not been made runs."
+    )
+
+
+WALL = Wall(
+    name="stale_streak",
+    keys=(
+        Key(
+            "stale_streak",
+            (6, 6, 6),
+            "Calls in a row whose outcome the run had seen before; then calls that were made before are refused and new ones "
+            "run. Reads only. On recorded runs 6 catches 5 of 5 alternating loops.",
+        ),
+    ),
+    limit=limit,
+    state=Streak,
+    about="calls in a row that brought only what was seen before; at the limit calls that were made before are refused",
+    text=text,
+    needs=frozenset({"identity", "digest"}),
+    admit=admit,
+    settle=settle,
+    slack=slack,
+)
