@@ -335,9 +335,6 @@ def finish_stream(run: Frame, call: Call, items: int) -> None:
 
 # What is handed on ----------------------------------------------------------------------------------------------------
 
-_SHARE: Final = 6
-"""A result below 1/64 of the room needs no lock: so many calls would have to end at one moment to fill it."""
-
 
 def _hand_on(run: Frame, call: Call, value: Any) -> Any:
     """Charge a result by its characters and cut it to what may be handed on of it."""
@@ -345,7 +342,7 @@ def _hand_on(run: Frame, call: Call, value: Any) -> Any:
     if size is None:
         call.marks = _UNMEASURED
         return value
-    if size << _SHARE <= min([grant(s, n, 0) for grant, s, n in call.plan.grant]):
+    if size <= call.plan.size and run.ledger.tally.chars <= call.plan.chars:
         call.size = size
         return value
     granted = run.ledger.grant(call, size, _text.FLOOR)

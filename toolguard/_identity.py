@@ -30,7 +30,7 @@ from itertools import chain, count, islice
 from marshal import dumps
 from typing import Any, Final, cast
 
-__all__ = ["Hasher", "binder", "is_opaque", "new_key"]
+__all__ = ["SIZE", "Hasher", "binder", "is_opaque", "new_key"]
 
 _NODES: Final = 10_000
 _DEPTH: Final = 32
@@ -41,9 +41,9 @@ _EDGE: Final = 1 << 14
 _ENDS: Final = 64
 _WIDE: Final = 1 << 8 * _SHORT
 _TOOLS: Final = 1024
-_SIZE: Final = 16
+SIZE: Final = 16
 _OPAQUE: Final = b"?"
-_LOST: Final = bytes(_SIZE) + _OPAQUE
+_LOST: Final = bytes(SIZE) + _OPAQUE
 _PLAIN: Final = 2  # the marshal format without references and interning: equal values give equal bytes
 _WHOLE: Final = slice(None)
 _TEXTS: Final = {str}
@@ -59,12 +59,12 @@ _qualname: Final[Callable[[type], str]] = type.__dict__["__qualname__"].__get__
 
 def new_key() -> bytes:
     """Return a fresh key. One key serves one session; without it a digest says nothing about a guessable argument."""
-    return os.urandom(_SIZE)
+    return os.urandom(SIZE)
 
 
 def is_opaque(identity: bytes) -> bool:
     """Say whether an opaque or cut value took part, so that an equal identity need not mean equal arguments."""
-    return len(identity) > _SIZE
+    return len(identity) > SIZE
 
 
 class Hasher:
@@ -74,7 +74,7 @@ class Hasher:
 
     def __init__(self, key: bytes) -> None:
         """Hash under `key`, of at most 64 bytes."""
-        self._key = blake2b(key=key, digest_size=_SIZE)
+        self._key = blake2b(key=key, digest_size=SIZE)
         self._bases: dict[str, blake2b] = {}
         self._outcome = self._base(None)
         self._live: dict[int, tuple[weakref.ref[object], str]] = {}
@@ -276,7 +276,7 @@ class _Walk:
 
 
 def _fold(pieces: Iterable[Any]) -> bytes:
-    state = blake2b(digest_size=_SIZE)
+    state = blake2b(digest_size=SIZE)
     for piece in pieces:
         state.update(piece.encode("utf-8", "surrogatepass") if type(piece) is str else piece)
     return state.digest()

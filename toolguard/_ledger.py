@@ -56,6 +56,7 @@ class Plan:
     Attributes:
         until: the tree's mileage below which every wall of the plan certainly admits.
         identity, digest, signature, query, specialist, now: which costly facts a wall of the plan reads.
+        size, chars: a result of up to `size` characters is granted unasked while the run has handed on at most `chars`.
         read, reserve: which counts a charge moves: `reads`, or the common reserve of sends.
         ok: the cell that counts the calls that ended well.
         facts: what telemetry prepared for this tool in this run.
@@ -63,10 +64,12 @@ class Plan:
 
     __slots__ = (
         "admit",
+        "chars",
         "charge",
         "digest",
         "external",
         "facts",
+        "failed",
         "grant",
         "identity",
         "now",
@@ -78,11 +81,14 @@ class Plan:
         "read",
         "refused",
         "release",
+        "repeated",
         "reserve",
         "settle",
         "signature",
+        "size",
         "slack",
         "specialist",
+        "succeeded",
         "tool",
         "until",
     )
@@ -106,9 +112,16 @@ class Plan:
         self.charge = _rows("charge", self.places)
         self.release = _rows("release", self.places)
         self.settle = _rows("settle", self.places)
+        self.repeated = _rows("repeated", self.places)
+        self.failed = _rows("failed", self.places)
+        self.succeeded = _rows("succeeded", self.places)
         self.passed = _rows("passed", self.places)
         # A wall that only observes cuts nothing.
-        self.grant = _rows("grant", tuple(p for p in self.places if p.wall.name not in p.owner.observe))
+        cutting = tuple(p for p in self.places if p.wall.name not in p.owner.observe)
+        self.grant = _rows("grant", cutting)
+        easy = [p.wall.easy(p.n) for p in cutting if p.wall.easy]
+        self.size = min((size for size, _ in easy), default=0)
+        self.chars = min((chars for _, chars in easy), default=0)
         self.slack = _rows("slack", self.places) if all(place.wall.slack for place in asked) else None
         self.refused = tuple(place for place in self.places if place.wall.refused)
         needs = frozenset[str]().union(*(place.wall.needs for place in self.places))
@@ -192,7 +205,7 @@ class Ledger:
         self.session = session
         self.tree: Tree = parent.tree if parent else Tree()
         session.join(self.tree)
-        self.tally = Tally(began)
+        self.tally = Tally(began, session.news)
         self.lineage: tuple[Ledger, ...] = (self, *(parent.lineage if parent else ()))
         self._above = self.lineage[1:]
         self.observe: frozenset[str] = observe
@@ -399,10 +412,20 @@ class Ledger:
         tally.settled += 1
         if plan.digest:
             tally.observe(call, at)
-        again = False
         for settle, s, n in plan.settle:
-            if settle(s, n, call, at):
-                again = True
+            settle(s, n, call, at)
+        again = False
+        if not call.fresh:
+            for repeated, s, n in plan.repeated:
+                again |= repeated(s, n, call)
+        if outcome != "ok":
+            self.session.troubled = True
+            for failed, s, n in plan.failed:
+                again |= failed(s, n, call, at)
+        elif self.session.troubled and plan.succeeded:
+            call.news = self.session.is_news(call)
+            for succeeded, s, n in plan.succeeded:
+                succeeded(s, n, call, at)
         if again:
             self.session.ask_again()
 

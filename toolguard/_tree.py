@@ -18,6 +18,7 @@ from toolguard._values import Call, Outcome, Refused, Spent, Tally, Wall
 __all__ = ["SECTION", "Counts", "Section", "Session", "Tree", "totals"]
 
 _YIELDS: Final = 200
+_MOST_SEEN: Final = 1024
 
 Counts = dict[tuple[str, str, str, str], int]
 """Finished calls by (tool, kind, outcome, reason), for metrics."""
@@ -140,18 +141,46 @@ class Tree:
 
 
 class Session:
-    """What the runs of one session share: the key and receivers of their digests, and what session-wide walls remember."""
+    """What the runs of one session share: the key and receivers of their digests, and what session-wide walls remember.
 
-    __slots__ = ("__weakref__", "_trees", "hasher", "states")
+    Attributes:
+        troubled: a call has failed in it.
+        news: outcomes that were new to some run, and that `is_news` has not looked at yet.
+    """
+
+    __slots__ = ("__weakref__", "_seen", "_trees", "hasher", "news", "states", "troubled")
 
     def __init__(self, hasher: Hasher) -> None:
         self.hasher = hasher
+        self.troubled = False
+        self.news: list[bytes] = []
+        self._seen: tuple[set[bytes], set[bytes]] = (set(), set())
         self.states: dict[str, Any] = {}
         self._trees: weakref.WeakSet[Tree] = weakref.WeakSet()
 
     def join(self, tree: Tree) -> None:
         """Let the runs of a tree take part."""
         self._trees.add(tree)
+        self._remember()
+
+    def _remember(self) -> None:
+        new, _ = self._seen
+        new.update(self.news)
+        self.news.clear()
+        if len(new) > _MOST_SEEN:
+            self._seen = set(), new
+
+    def is_news(self, call: Call) -> bool:
+        """Say whether the outcome of the call that was observed last is new to the session."""
+        if not call.fresh or call.digest is None:
+            return call.fresh
+        seen = self.news.pop()
+        self._remember()
+        new, old = self._seen
+        if seen in new or seen in old:
+            return False
+        new.add(seen)
+        return True
 
     def state(self, wall: Wall, tally: Tally) -> Any:
         """Return what a session-wide wall remembers; the first run that asks makes it."""

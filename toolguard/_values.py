@@ -129,6 +129,7 @@ class Call:
         size: characters of the result that its settlement charges.
         fresh: the run had not seen this outcome of this identity, or it cannot be measured.
         twin: the same outcome of the same identity was settled after this call had started, so that both are one observation.
+        news: the same as `fresh`, for the session; only where the call ended well after another one failed.
         now: seconds on the run's clock when it was asked for, where a wall of the plan reads the clock.
         inner: the value is the refusal of an inner call, passed on.
         mine: names of the walls that refused the call and enforce.
@@ -147,6 +148,7 @@ class Call:
     size: int = 0
     fresh: bool = True
     twin: bool = False
+    news: bool = False
     now: float = 0.0
     inner: bool = False
     mine: frozenset[str] = _NOBODY
@@ -239,6 +241,7 @@ class Recent(Generic[K, V]):
 
 
 _MOST_SEEN: Final = 8192
+_MOST_SHARED: Final = 1024
 
 
 class Tally:
@@ -254,28 +257,39 @@ class Tally:
         chars: characters of the results that were handed on.
         tokens, micros: what was spent in this run and all runs nested below, in tokens and in millionths of a dollar.
         began: seconds on the run's clock at its start.
+        news: ended calls whose outcome was new to the run, or cannot be measured; and `newest`, the identity of the last.
+        last: identity and outcome of the call that ended last, where a repetition of it would be one; else empty.
+        before: what `last` was before the call that is being settled.
+        shared: the outcomes that were new to the run, for the session; its runs add to one list.
     """
 
     __slots__ = (
         "_new",
         "_old",
         "began",
+        "before",
         "by_tool",
         "chars",
         "external",
+        "last",
         "micros",
+        "newest",
+        "news",
         "reads",
         "sends",
         "settled",
+        "shared",
         "tokens",
         "tree",
     )
 
-    def __init__(self, began: float = 0.0) -> None:
+    def __init__(self, began: float = 0.0, shared: list[bytes] | None = None) -> None:
         self.external = self.tree = self.reads = self.sends = self.settled = 0
-        self.chars = self.tokens = self.micros = 0
+        self.chars = self.tokens = self.micros = self.news = 0
         self.began = began
         self.by_tool: dict[str, int] = {}
+        self.newest = self.last = self.before = b""
+        self.shared: list[bytes] = [] if shared is None else shared
         self._new: dict[bytes, int] = {}
         self._old: dict[bytes, int] = {}
 
@@ -285,9 +299,13 @@ class Tally:
         One that cannot be measured is always new. Two generations bound the memory; what is forgotten counts as new, so
         that forgetting never refuses.
         """
+        tool, identity = call.tool, call.identity
+        self.before = self.last
         if call.digest is None:
+            self.news += 1
+            self.newest, self.last = identity, b""
             return
-        seen = call.identity + call.digest
+        seen = identity + call.digest
         new = self._new
         last = new.get(seen)
         if last is None:
@@ -295,10 +313,20 @@ class Tally:
             if len(new) >= _MOST_SEEN:
                 self._old, self._new = new, {}
                 new = self._new
-            new[call.identity] = at
-        if last is not None:
-            call.fresh, call.twin = False, call.started < last
+                del self.shared[:-_MOST_SHARED]
+            new[identity] = at
         new[seen] = at
+        if last is None:
+            self.news += 1
+            self.newest = identity
+            self.shared.append(seen)
+            self.last = b"" if tool.polls or tool.kind == "send" else seen
+        else:
+            call.fresh, call.twin = False, call.started < last
+            if tool.kind == "send":
+                self.last = b""
+            elif not tool.polls:
+                self.last = seen
 
     def knows(self, identity: bytes) -> bool:
         """Say whether a call with this identity came to a measurable end in this run."""
@@ -349,14 +377,20 @@ class Wall:
         permit: `(s, n, call)`: it was asked and all walls admit the call, which takes what `admit` promised it alone.
         charge: `(s, n, call)`: the call is admitted.
         release: `(s, n, call)`: it was charged and nothing ran.
-        settle: `(s, n, call, at) -> bool`: it ran and ended at the logical time `at`; true: from now on this wall must be
-            asked again, whatever its `slack` promised.
+        settle: `(s, n, call, at)`: it ran and ended at the logical time `at`.
+        repeated: `(s, n, call) -> bool`: it came to what the run had seen of it before; true: from now on this wall must be
+            asked, whatever its `slack` promised.
+        failed: `(s, n, call, at) -> bool`: it ended otherwise than well: `call.signature` says how it failed, None that it
+            was cancelled, closed or abandoned; true likewise.
+        succeeded: `(s, n, call, at)`: it ended well, in a session in which a call has failed.
         passed: `(s, n, call)`: it ran and handed on the refusal of an inner call, neither success nor failure.
         refused: `(s, n, call, at) -> Refused | None`: a refusal went back to the caller; `call.mine` says whose. What
             it returns ends the run.
         turned: `(s, n) -> Refused | None`: a turn closed; what it returns ends the run.
         spent: `(s, n) -> Refused | None`: tokens or money were spent; what it returns ends the run.
         looked: `(s, n, now) -> Refused | None`: somebody looked whether the run is over; what it returns ends it.
+        easy: `(n) -> (size, chars)`: a result of up to `size` characters is granted unasked while the run has handed on no
+            more than `chars`.
         grant: `(s, n, handed) -> int`: how many characters the result of a call may still have, `handed` of which were
             handed on before.
         slack: `(s, n) -> int`: admissions of this run's tree that certainly pass, whatever they are, until a `settle`
@@ -381,11 +415,15 @@ class Wall:
     charge: Hook = None
     release: Hook = None
     settle: Hook = None
+    repeated: Hook = None
+    failed: Hook = None
+    succeeded: Hook = None
     passed: Hook = None
     refused: Hook = None
     turned: Hook = None
     spent: Hook = None
     looked: Hook = None
+    easy: Hook = None
     grant: Hook = None
     slack: Hook = None
     reading: Hook = None

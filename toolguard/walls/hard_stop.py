@@ -15,17 +15,17 @@ class Adaptive(NamedTuple):
 
 
 class Stuck:
-    """How often each identity ran since anything new came back.
+    """How often each identity ran since anything new came back, which is as long as the tally's `news` stand still.
 
     With the signal `any` the counts are attempts, refused ones included, and nothing clears them.
     """
 
-    __slots__ = ("counts", "tally", "top")
+    __slots__ = ("counts", "news", "tally", "top")
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
         self.counts: dict[bytes, int] = {}
-        self.top = 0
+        self.news = self.top = 0
 
     def count(self, identity: bytes) -> None:
         """Count one more run of `identity`."""
@@ -82,7 +82,8 @@ def _admit_adaptive(s: Stuck, n: Adaptive, top: int) -> Refused | None:
 
 
 def admit_unchanged(s: Stuck, n: Adaptive, _call: Call) -> Refused | None:
-    return _admit_adaptive(s, n, s.top)
+    # What was new ran once; only what came after it is counted.
+    return _admit_adaptive(s, n, s.top if s.news == s.tally.news else 1)
 
 
 def admit_any(s: Stuck, n: Adaptive, call: Call) -> Refused | None:
@@ -93,12 +94,12 @@ def slack_adaptive(s: Stuck, n: Adaptive) -> int:
     return n.soft - s.tally.external
 
 
-def settle_unchanged(s: Stuck, _n: Adaptive, call: Call, _at: int) -> None:
-    if call.fresh:
-        s.counts = {call.identity: 1}
-        s.top = 1
-    elif not call.tool.polls:
+def repeated_unchanged(s: Stuck, _n: Adaptive, call: Call) -> bool:
+    if not call.tool.polls:
+        if s.news != s.tally.news:
+            s.news, s.counts, s.top = s.tally.news, {s.tally.newest: 1}, 1
         s.count(call.identity)
+    return False
 
 
 def charge_any(s: Stuck, _n: Adaptive, call: Call) -> None:
@@ -187,7 +188,7 @@ UNCHANGED = Wall(
     ending=ending,
     needs=frozenset({"identity", "digest"}),
     admit=admit_unchanged,
-    settle=settle_unchanged,
+    repeated=repeated_unchanged,
     slack=slack_adaptive,
 )
 

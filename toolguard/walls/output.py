@@ -1,10 +1,13 @@
 """The cumulative overflow: many results, none of them too large, until the request is. Nothing is refused; results are cut."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from toolguard._text import FLOOR
 from toolguard._values import Key, Refused, Tally, Tool, Wall
+
+
+MAX: Final = 1 << 63
 
 
 def _limit(key: str) -> Any:
@@ -12,6 +15,15 @@ def _limit(key: str) -> Any:
         return limits[key] or None
 
     return limit
+
+
+def easy_run(n: int) -> tuple[int, int]:
+    # While half of it is left, so many results would have to come at one moment to go past the end.
+    return n >> 6, n >> 1
+
+
+def easy_call(n: int) -> tuple[int, int]:
+    return max(n, FLOOR), MAX
 
 
 def grant_run(tally: Tally, n: int, _handed: int) -> int:
@@ -41,6 +53,7 @@ RUN = Wall(
     about="characters of all results; what is left of it bounds each result, and once it is spent a result is replaced by a "
     "text that says that the call DID execute",
     text=text,
+    easy=easy_run,
     grant=grant_run,
 )
 
@@ -57,5 +70,6 @@ CALL = Wall(
     state=lambda tally: tally,
     about="characters of one result; a longer one is cut and says how to narrow",
     text=text,
+    easy=easy_call,
     grant=grant_call,
 )

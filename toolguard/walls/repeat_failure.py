@@ -39,18 +39,12 @@ class Failing:
 
 
 class Failures:
-    """The session's failing identities, the successes that it has seen, and the highest number of failures in a row."""
+    """The session's failing identities, and the highest number of failures in a row that any of them reached."""
 
-    __slots__ = ("failing", "most", "seen")
+    __slots__ = ("failing", "most")
 
     def __init__(self, _tally: Tally) -> None:
         self.failing: Recent[bytes, Failing] = Recent(1024)
-        self.seen: Recent[bytes, bool] = Recent(1024)
-        self.most = 0
-
-    def clear(self) -> None:
-        """Forgive everything."""
-        self.failing.clear()
         self.most = 0
 
 
@@ -88,39 +82,21 @@ def refused(s: Failures, n: Patience, call: Call, at: int) -> None:
             failing.refused = at
 
 
-def settle(s: Failures, n: Patience, call: Call, at: int) -> bool:
-    if call.outcome == "ok":
-        if s.most:
-            _succeed(s, call)
-        if n.progress_clears:
-            _progress(s, call)
-        return False
-    if call.signature is None:  # cancelled, closed or abandoned: neither success nor failure
-        _give_back(s, n, call)
-        return False
-    return _fail(s, n, call, at)
-
-
-def _succeed(s: Failures, call: Call) -> None:
+def succeeded(s: Failures, n: Patience, call: Call, _at: int) -> None:
+    if n.progress_clears and call.news:
+        s.failing.clear()
+        s.most = 0
+        return
     failing = s.failing.get(call.identity)
     if failing is not None and (failing.probe is call or call.started > failing.at):
         s.failing.drop(call.identity)
 
 
-def _progress(s: Failures, call: Call) -> None:
-    if call.digest is not None:
-        seen = call.identity + call.digest
-        if s.seen.get(seen):
-            return
-        s.seen.put(seen, True)  # noqa: FBT003  a value, not a switch
-    if s.most:
-        s.clear()
-
-
-def _fail(s: Failures, n: Patience, call: Call, at: int) -> bool:
+def failed(s: Failures, n: Patience, call: Call, at: int) -> bool:
     failing = s.failing.get(call.identity)
-    assert call.signature is not None  # noqa: S101  the caller saw to it
-    if failing is None:
+    if call.signature is None:
+        _give_back(s, n, call)
+    elif failing is None:
         s.failing.put(call.identity, Failing(call.signature, at))
         s.most = max(s.most, 1)
     elif failing.probe is call or call.started > failing.at:
@@ -180,7 +156,8 @@ WALL = Wall(
     admit=admit,
     permit=permit,
     release=_give_back,
-    settle=settle,
+    failed=failed,
+    succeeded=succeeded,
     passed=_give_back,
     refused=refused,
     slack=slack,

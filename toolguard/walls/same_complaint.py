@@ -102,13 +102,14 @@ def refused(s: Complaints, n: int, call: Call, at: int) -> None:
             tool.refused = at
 
 
-def settle(s: Complaints, n: int, call: Call, at: int) -> bool:
-    if call.outcome == "ok":
-        if s.most:
-            s.tools.drop(call.tool.canonical)
-            s.most = s.most if len(s.tools) else 0
-        return False
-    if call.signature is None:  # cancelled, closed or abandoned: neither success nor failure
+def succeeded(s: Complaints, _n: int, call: Call, _at: int) -> None:
+    if s.most:
+        s.tools.drop(call.tool.canonical)
+        s.most = s.most if len(s.tools) else 0
+
+
+def failed(s: Complaints, n: int, call: Call, at: int) -> bool:
+    if call.signature is None:
         _give_back(s, n, call)
         return False
     name, complaint = call.tool.canonical, call.signature[:PREFIX]
@@ -155,7 +156,8 @@ WALL = Wall(
     admit=admit,
     permit=permit,
     release=_give_back,
-    settle=settle,
+    failed=failed,
+    succeeded=succeeded,
     passed=_give_back,
     refused=refused,
     slack=slack,

@@ -3,27 +3,22 @@
 from collections.abc import Mapping
 from typing import Any
 
+from toolguard._identity import SIZE
 from toolguard._values import CERTAIN, Call, Key, Refused, Tally, Tool, Wall
 
 
 class InARow:
-    """What the run's last calls have in common.
+    """How often in a row the run's last calls were one identity with one outcome, parallel twins counted once.
 
     Attributes:
-        identity, digest: the last call and its outcome; empty where nothing can repeat.
-        times: how often in a row, parallel twins counted once.
-        at: logical time at which the last of them was settled.
+        seen: that identity and outcome; it holds as long as it is the tally's `last`.
     """
 
-    __slots__ = ("at", "digest", "identity", "times")
+    __slots__ = ("seen", "tally", "times")
 
-    def __init__(self, _tally: Tally) -> None:
-        self.identity = self.digest = b""
-        self.times = self.at = 0
-
-    def restart(self) -> None:
-        """Let nothing be a repetition."""
-        self.identity = self.digest = b""
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+        self.seen = b""
         self.times = 0
 
 
@@ -31,30 +26,32 @@ def limit(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int | Non
     return limits["same_outcome"] or None
 
 
+def _times(s: InARow) -> int:
+    last = s.tally.last
+    return s.times if last == s.seen and last else 1
+
+
 def admit(s: InARow, n: int, call: Call) -> Refused | None:
-    if s.times < n or s.identity != call.identity:
+    last = s.tally.last  # empty, it starts with no identity
+    if (times := _times(s)) < n or not last.startswith(call.identity) or len(last) != len(call.identity) + SIZE:
         return None
-    return Refused("same_outcome", s.times, n, "different")
+    return Refused("same_outcome", times, n, "different")
 
 
-def settle(s: InARow, n: int, call: Call, at: int) -> bool:
-    if call.digest == s.digest and call.identity == s.identity:
-        s.times += call.started > s.at
-        s.at = at
-        return s.times >= n
-    tool = call.tool
-    if tool.polls:
-        if call.fresh:
-            s.restart()
-    elif tool.kind == "send" or call.digest is None:
-        s.restart()
-    else:
-        s.identity, s.digest, s.times, s.at = call.identity, call.digest, 1, at
+def repeated(s: InARow, n: int, call: Call) -> bool:
+    last, before = s.tally.last, s.tally.before
+    if not last or call.tool.polls:
+        return False
+    if last != before:
+        s.times = 1
+    elif not call.twin:
+        s.times = (s.times if s.seen == last else 1) + 1
+    s.seen = last
     return s.times >= n
 
 
 def slack(s: InARow, n: int) -> int:
-    return CERTAIN if s.times < n else 0
+    return CERTAIN if _times(s) < n else 0
 
 
 def text(why: Refused, _tool: str) -> str:
@@ -80,6 +77,6 @@ WALL = Wall(
     text=text,
     needs=frozenset({"identity", "digest"}),
     admit=admit,
-    settle=settle,
+    repeated=repeated,
     slack=slack,
 )

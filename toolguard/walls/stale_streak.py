@@ -7,36 +7,37 @@ from toolguard._values import CERTAIN, Call, Key, Refused, Tally, Tool, Wall
 
 
 class Streak:
-    """How many calls in a row brought only what the run had seen, and the run's memory of that."""
+    """How many calls in a row brought only what the run had seen; it holds until the tally's `news` go on."""
 
-    __slots__ = ("tally", "times")
+    __slots__ = ("news", "tally", "times")
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
-        self.times = 0
+        self.news = self.times = 0
 
 
 def limit(_tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int | None:
     return limits["stale_streak"] or None
 
 
+def _times(s: Streak) -> int:
+    return s.times if s.news == s.tally.news else 0
+
+
 def admit(s: Streak, n: int, call: Call) -> Refused | None:
-    if s.times < n or call.tool.kind == "send" or call.tool.polls or not s.tally.knows(call.identity):
+    if _times(s) < n or call.tool.kind == "send" or call.tool.polls or not s.tally.knows(call.identity):
         return None
     return Refused("stale_streak", s.times, n, "different")
 
 
-def settle(s: Streak, n: int, call: Call, _at: int) -> bool:
-    if call.fresh:
-        s.times = 0
-        return False
+def repeated(s: Streak, n: int, call: Call) -> bool:
     if not call.twin and not call.tool.polls and call.tool.kind != "send":
-        s.times += 1
-    return s.times >= n
+        s.times, s.news = _times(s) + 1, s.tally.news
+    return _times(s) >= n
 
 
 def slack(s: Streak, n: int) -> int:
-    return CERTAIN if s.times < n else 0
+    return CERTAIN if _times(s) < n else 0
 
 
 def text(why: Refused, _tool: str) -> str:
@@ -62,6 +63,6 @@ WALL = Wall(
     text=text,
     needs=frozenset({"identity", "digest"}),
     admit=admit,
-    settle=settle,
+    repeated=repeated,
     slack=slack,
 )
