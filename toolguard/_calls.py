@@ -222,7 +222,7 @@ def _enter(entry: Entry, run: Frame, call: Call, values: tuple[Any, ...]) -> Cal
 def _enter_gated(entry: Entry, run: Frame, call: Call, values: tuple[Any, ...]) -> Call | Refusal:
     """Ask the walls, then the gate, and then the walls again: a person must not approve what a budget then refuses."""
     assert entry.gate is not None  # noqa: S101  that is why we are here
-    if why := run.ledger.admit(call, call.plan, charging=False):
+    if why := run.ledger.ask(call, call.plan):
         return refuse(entry, run, call, why, values)
     answer = _gate.ask(entry.gate, _asked(entry, run, call, values))
     return _decided(entry, run, call, values, answer)
@@ -231,14 +231,14 @@ def _enter_gated(entry: Entry, run: Frame, call: Call, values: tuple[Any, ...]) 
 async def _aenter_gated(entry: Entry, run: Frame, call: Call, values: tuple[Any, ...]) -> Call | Refusal:
     """Do the same where the gate may have to be awaited."""
     assert entry.gate is not None  # noqa: S101  that is why we are here
-    if why := run.ledger.admit(call, call.plan, charging=False):
+    if why := run.ledger.ask(call, call.plan):
         return refuse(entry, run, call, why, values)
     answer = await _gate.aask(entry.gate, _asked(entry, run, call, values))
     return _decided(entry, run, call, values, answer)
 
 
 def _asked(entry: Entry, run: Frame, call: Call, values: tuple[Any, ...]) -> _gate.Call:
-    names = entry.parameters if type(values) is not Unbound else ("args", "kwargs") if len(values) == 2 else ("self", "args", "kwargs")  # noqa: PLR2004
+    names = entry.parameters if type(values) is not Unbound else ("self", "args", "kwargs")[-len(values) :]
     arguments = types.MappingProxyType(dict(zip(names, values, strict=False)))
     return _gate.Call(entry.tool.name, entry.tool.kind, arguments, call.identity.hex(), cast("Any", run.home()))
 
@@ -280,9 +280,7 @@ def _arguments(entry: Entry, run: Frame, values: tuple[Any, ...]) -> dict[str, A
     return {_names.ARGUMENTS: _content.arguments(dict(zip(entry.parameters[hidden:], values[hidden:], strict=False)))}
 
 
-def refuse(
-    entry: Entry, run: Frame, call: Call, why: Refused, values: tuple[Any, ...], message: str | None = None
-) -> Refusal:
+def refuse(entry: Entry, run: Frame, call: Call, why: Refused, values: tuple[Any, ...], message: str | None = None) -> Refusal:
     """Turn a wall's no, or a gate's with its `message`, into the caller's answer, its span and its log record."""
     answer = refusal(why, entry.tool.name, entry.tool.kind, run.id, message)
     if run.tracer is not None:
@@ -348,7 +346,7 @@ def _hand_on(run: Frame, call: Call, value: Any) -> Any:
     granted = run.ledger.grant(call, size, _text.FLOOR)
     if granted == size:
         return value
-    handed, chars = _cut(run, call, value, size, granted)
+    handed, chars = _cut(call, value, size, granted)
     call.size = chars - granted
     return handed
 
@@ -356,7 +354,7 @@ def _hand_on(run: Frame, call: Call, value: Any) -> Any:
 _UNMEASURED: Final = types.MappingProxyType({_names.RESULT_UNMEASURED: True})
 
 
-def _cut(run: Frame, call: Call, value: Any, size: int, granted: int) -> tuple[Any, int]:
+def _cut(call: Call, value: Any, size: int, granted: int) -> tuple[Any, int]:
     """Return what is handed on of a result that is too large, and the characters of it that are charged."""
     limits = {place.wall.name: place.n for place in call.plan.places if place.wall.grant}
     per_call = max(limits.get("result_chars", 0), _text.FLOOR) if "result_chars" in limits else None

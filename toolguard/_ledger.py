@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from toolguard._clock import tick
+from toolguard._identity import Hasher, new_key
 from toolguard._tree import SECTION, Session, Tree
 from toolguard._values import CERTAIN, Call, Outcome, Reading, Refused, Spent, Stop, Tally, Tool, Usage, Wall, canonical
 
@@ -64,8 +65,8 @@ class Plan:
 
     __slots__ = (
         "admit",
-        "chars",
         "charge",
+        "chars",
         "digest",
         "external",
         "facts",
@@ -181,7 +182,7 @@ class Ledger:
         table: tuple[Wall, ...],
         limits: Mapping[str, Any],
         *,
-        session: Session,
+        session: Session | None = None,
         parent: "Ledger | None" = None,
         began: float = 0.0,
         observe: frozenset[str] = frozenset(),
@@ -194,7 +195,7 @@ class Ledger:
         Args:
             table: the walls, in the order in which they name a refusal.
             limits: every configuration key with the value frozen for this run.
-            session: what the runs of its session share.
+            session: what the runs of its session share; by default that of `parent`, or one of its own.
             parent: the ledger of the run around this one.
             began: seconds on the run's clock at its start.
             observe: names of walls that decide and refuse nothing.
@@ -202,10 +203,10 @@ class Ledger:
             own: limits of single tools by canonical name; they beat the decorator's.
             strip_prefixes: prefixes that a tool's canonical name loses.
         """
-        self.session = session
         self.tree: Tree = parent.tree if parent else Tree()
-        session.join(self.tree)
-        self.tally = Tally(began, session.news)
+        self.session: Session = session or (parent.session if parent else Session(Hasher(new_key())))
+        self.session.join(self.tree)
+        self.tally = Tally(began, self.session.news)
         self.lineage: tuple[Ledger, ...] = (self, *(parent.lineage if parent else ()))
         self._above = self.lineage[1:]
         self.observe: frozenset[str] = observe
@@ -249,13 +250,8 @@ class Ledger:
 
     # The hot path -----------------------------------------------------------------------------------------------------
 
-    def admit(self, call: Call, plan: Plan, *, charging: bool = True) -> Refused | None:
+    def admit(self, call: Call, plan: Plan) -> Refused | None:
         """Charge every wall of the plan, or none and say why.
-
-        Args:
-            call: what is to run.
-            plan: its tool's plan in this run.
-            charging: without it the walls are only asked, as before a gate is: nothing is charged and nothing promised.
 
         Returns:
             None: the call is charged and must be ended with `end`. Otherwise the first refusal in table order.
@@ -271,14 +267,8 @@ class Ledger:
                 if section.late:
                     section.drain_inside()
                 tree = self.tree
-                if tree.mileage >= plan.until:
-                    if why := self._ask(call, plan, charging=charging):
-                        return why
-                    if charging:
-                        for permit, s, n in plan.permit:
-                            permit(s, n, call)
-                if not charging:
-                    return None
+                if tree.mileage >= plan.until and (why := self._ask(call, plan)):
+                    return why
                 tree.mileage += 1
                 if plan.external:
                     tally = self.tally
@@ -296,6 +286,21 @@ class Ledger:
                     charge(s, n, call)
                 call.charged = True
                 return None
+            finally:
+                section.inside = False
+
+    def ask(self, call: Call, plan: Plan) -> Refused | None:
+        """Say what `admit` would say, and charge and promise nothing: a gate is asked only of what the walls admit."""
+        section = SECTION
+        if section.inside:
+            section.stand_aside()
+        with section.lock:
+            if section.inside:
+                return BUSY
+            try:
+                section.inside = True
+                section.drain_inside()
+                return self._hear(call, plan, charging=False)
             finally:
                 section.inside = False
 
@@ -321,7 +326,14 @@ class Ledger:
 
     # Under the lock ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, call: Call, plan: Plan, *, charging: bool) -> Refused | None:
+    def _ask(self, call: Call, plan: Plan) -> Refused | None:
+        why = self._hear(call, plan, charging=True)
+        if why is None:
+            for permit, s, n in plan.permit:
+                permit(s, n, call)
+        return why
+
+    def _hear(self, call: Call, plan: Plan, *, charging: bool) -> Refused | None:
         for ledger in self.lineage:
             if ledger.stopped:
                 return ledger.stopped.why
@@ -414,15 +426,20 @@ class Ledger:
             tally.observe(call, at)
         for settle, s, n in plan.settle:
             settle(s, n, call, at)
+        if not call.fresh or outcome != "ok" or self.session.troubled:
+            self._judge(call, plan, at)
+
+    def _judge(self, call: Call, plan: Plan, at: int) -> None:
+        """Tell the walls of what brought nothing new, of what failed, and of what succeeded after failures."""
         again = False
         if not call.fresh:
             for repeated, s, n in plan.repeated:
                 again |= repeated(s, n, call)
-        if outcome != "ok":
+        if call.outcome != "ok":
             self.session.troubled = True
             for failed, s, n in plan.failed:
                 again |= failed(s, n, call, at)
-        elif self.session.troubled and plan.succeeded:
+        elif plan.succeeded and self.session.troubled:
             call.news = self.session.is_news(call)
             for succeeded, s, n in plan.succeeded:
                 succeeded(s, n, call, at)

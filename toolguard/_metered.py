@@ -309,7 +309,7 @@ def metered(
 
 def _check_delegate(delegate: Any, kind: str) -> None:
     if not isinstance(delegate, (bool, str)) or delegate == "":
-        msg = f'@metered: delegate= takes True or the name of the parameter that says which specialist, not {delegate!r}'
+        msg = f"@metered: delegate= takes True or the name of the parameter that says which specialist, not {delegate!r}"
         raise TypeError(msg)
     if delegate and kind != "read":
         msg = '@metered: a delegate gathers an answer, so it needs kind="read"; what it sends is charged to its own run'

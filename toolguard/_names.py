@@ -129,7 +129,9 @@ ATTRIBUTES: Final = (
     Attribute(MESSAGE, "string", "call", "refused by toolguard", "the text that the model gets, without content of the call"),
     Attribute(WOULD_REFUSE, "string", "call", "a wall that observes would have refused", "the first such wall"),
     Attribute(STREAM_ITEMS, "integer", "call", "a generator, at its end", "items handed out"),
-    Attribute(CHILD_STOP_REASON, "string", "call", "a delegate whose run was stopped", "the wall that stopped that run, or `stop`"),
+    Attribute(
+        CHILD_STOP_REASON, "string", "call", "a delegate whose run was stopped", "the wall that stopped that run, or `stop`"
+    ),
     Attribute(RESULT_CUT, "boolean", "call", "the result was cut or replaced", "always `true`"),
     Attribute(RESULT_CHARS, "integer", "call", "the result was cut or replaced", "its characters before that; not of a stream"),
     Attribute(RESULT_HANDED, "integer", "call", "the result was cut or replaced", "the characters that were handed on"),

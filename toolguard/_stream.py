@@ -3,7 +3,7 @@
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 __all__ = ["Step", "adrive", "drive"]
 
@@ -64,7 +64,7 @@ def drive(make: Callable[[], Generator[Any, Any, Any]], step: Step) -> Generator
         while True:
             with step:
                 try:
-                    item = body.send(given) if thrown is None else body.throw(thrown)
+                    item = body.throw(thrown) if thrown is not None else _next(body, given, step)
                 except StopIteration as stop:
                     value = stop.value
                     break
@@ -74,10 +74,6 @@ def drive(make: Callable[[], Generator[Any, Any, Any]], step: Step) -> Generator
                 given = yield step.hand(item)
             except BaseException as error:  # noqa: BLE001  it is the consumer's
                 thrown = error
-            if step.full and thrown is None:
-                with step:
-                    value = _leave(body, whole=step.whole)
-                break
     except BaseException as error:
         answer = step.fail(error)
         if answer is None:
@@ -115,16 +111,10 @@ async def adrive(make: Callable[[], AsyncGenerator[Any, Any]], step: Step) -> As
             step.items += 1
             thrown = None
             try:
-                given = yield step.hand(item)
+                waiting = _anext(body, (yield step.hand(item)), step)
             except BaseException as error:  # noqa: BLE001  it is the consumer's
                 thrown = error
                 waiting = body.athrow(error)
-            else:
-                if step.full:
-                    with step:
-                        await _aleave(body, whole=step.whole)
-                    break
-                waiting = body.asend(given)
     except BaseException as error:
         answer = step.fail(error)
         if answer is None:
@@ -142,24 +132,26 @@ async def adrive(make: Callable[[], AsyncGenerator[Any, Any]], step: Step) -> As
         yield answer
 
 
-def _leave(body: Generator[Any, Any, Any], *, whole: bool) -> Any:
-    """Close a body of which nothing more is handed on, or run it to its end."""
-    if not whole:
-        body.close()
-        return None
-    while True:
-        try:
+def _next(body: Generator[Any, Any, Any], given: Any, step: Step) -> Any:
+    """Return the body's next item. Where no more is handed on it is closed, or runs to its end, and this is the end."""
+    if not step.full:
+        return body.send(given)
+    if step.whole:
+        while True:
             next(body)
-        except StopIteration as stop:
-            return stop.value
+    body.close()
+    raise StopIteration
 
 
-async def _aleave(body: AsyncGenerator[Any, Any], *, whole: bool) -> None:
-    if not whole:
-        await body.aclose()
-        return
-    async for _ in body:
-        pass
+def _anext(body: AsyncGenerator[Any, Any], given: Any, step: Step) -> Awaitable[Any]:
+    return _arest(body, whole=step.whole) if step.full else body.asend(given)
+
+
+async def _arest(body: AsyncGenerator[Any, Any], *, whole: bool) -> NoReturn:
+    while whole:
+        await anext(body)
+    await body.aclose()
+    raise StopAsyncIteration
 
 
 def _first(body: AsyncGenerator[Any, Any]) -> Awaitable[Any]:

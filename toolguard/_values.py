@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 __all__ = [
-    "PROFILES",
     "CERTAIN",
+    "PROFILES",
     "Call",
     "Key",
     "Kind",
@@ -266,8 +266,8 @@ class Tally:
     __slots__ = (
         "_new",
         "_old",
-        "began",
         "before",
+        "began",
         "by_tool",
         "chars",
         "external",

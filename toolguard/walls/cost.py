@@ -36,8 +36,26 @@ def spent_cost(tally: Tally, n: int) -> Refused | None:
     return Refused("cost_usd", tally.micros / MICROS, n / MICROS, "never", stops=True)
 
 
+def admit_tokens(tally: Tally, n: int, _call: Call) -> Refused | None:
+    return spent_tokens(tally, n)
+
+
+def slack_tokens(tally: Tally, n: int) -> int:
+    return 0 if spent_tokens(tally, n) else CERTAIN
+
+
+def admit_cost(tally: Tally, n: int, _call: Call) -> Refused | None:
+    return spent_cost(tally, n)
+
+
+def slack_cost(tally: Tally, n: int) -> int:
+    return 0 if spent_cost(tally, n) else CERTAIN
+
+
 def _text(what: Callable[[Refused], str]) -> Callable[[Refused, str], str]:
-    return lambda why, _tool: f"{what(why)}. The run is stopped and no further call will run in it. Answer now with what you have."
+    return lambda why, _tool: (
+        f"{what(why)}. The run is stopped and no further call will run in it. Answer now with what you have."
+    )
 
 
 def _ending(what: Callable[[Refused], str], more: str) -> Callable[[Refused], tuple[str, str]]:
@@ -92,9 +110,9 @@ TOKENS = Wall(
     text=_text(_tokens),
     ending=_ending(_tokens, "raise the run's token limit"),
     scope="tree",
-    admit=lambda tally, n, _call: spent_tokens(tally, n),
+    admit=admit_tokens,
     spent=spent_tokens,
-    slack=lambda tally, n: 0 if spent_tokens(tally, n) else CERTAIN,
+    slack=slack_tokens,
 )
 
 COST = Wall(
@@ -114,7 +132,7 @@ COST = Wall(
     text=_text(_cost),
     ending=_ending(_cost, "raise the run's cost limit"),
     scope="tree",
-    admit=lambda tally, n, _call: spent_cost(tally, n),
+    admit=admit_cost,
     spent=spent_cost,
-    slack=lambda tally, n: 0 if spent_cost(tally, n) else CERTAIN,
+    slack=slack_cost,
 )

@@ -6,7 +6,6 @@ from typing import Any, Final
 from toolguard._text import FLOOR
 from toolguard._values import Key, Refused, Tally, Tool, Wall
 
-
 MAX: Final = 1 << 63
 
 
