@@ -310,7 +310,7 @@ def finish(entry: Entry, run: Frame, call: Call, value: Any) -> Any:
         call.outcome, error = "error", _TOOL_ERROR
     if error is not None and plan.signature:
         call.signature = _signature.of_value(value)
-    handed = _hand_on(run, call, value) if plan.grant and not call.inner else value
+    handed = _hand_on(run, call, value) if plan.measured and not call.inner else value
     run.ledger.end(call)
     if run.duration is not None:
         _record_duration(run, call, error)
@@ -578,7 +578,7 @@ class _Streamed(Within):
     def hand(self, item: Any) -> Any:
         assert self._call is not None  # noqa: S101  `start` made it
         call = self._call
-        if not call.plan.grant or type(item) is Refusal:
+        if not call.plan.measured or type(item) is Refusal:
             return item
         size = len(item) if type(item) is str else _text.volume(item)
         if size is None:

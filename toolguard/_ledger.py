@@ -23,6 +23,7 @@ GATE: Final = Refused("gate", None, None, "different")
 _ANY_TOOL: Final = Tool("", "", "read")
 _MOST_PLANS: Final = 1024
 _MICROS: Final = 1_000_000
+_NO_LIMIT: Final = 1 << 63
 
 
 class Seat(NamedTuple):
@@ -57,6 +58,7 @@ class Plan:
     Attributes:
         until: the tree's mileage below which every wall of the plan certainly admits.
         identity, digest, signature, query, specialist, now: which costly facts a wall of the plan reads.
+        measured: results are counted by their characters.
         size, chars: a result of up to `size` characters is granted unasked while the run has handed on at most `chars`.
         read, reserve: which counts a charge moves: `reads`, or the common reserve of sends.
         ok: the cell that counts the calls that ended well.
@@ -73,6 +75,7 @@ class Plan:
         "failed",
         "grant",
         "identity",
+        "measured",
         "now",
         "ok",
         "passed",
@@ -119,10 +122,11 @@ class Plan:
         self.passed = _rows("passed", self.places)
         # A wall that only observes cuts nothing.
         cutting = tuple(p for p in self.places if p.wall.name not in p.owner.observe)
+        self.measured = any(p.wall.grant for p in self.places)
         self.grant = _rows("grant", cutting)
         easy = [p.wall.easy(p.n) for p in cutting if p.wall.easy]
-        self.size = min((size for size, _ in easy), default=0)
-        self.chars = min((chars for _, chars in easy), default=0)
+        self.size = min((size for size, _ in easy), default=_NO_LIMIT)
+        self.chars = min((chars for _, chars in easy), default=_NO_LIMIT)
         self.slack = _rows("slack", self.places) if all(place.wall.slack for place in asked) else None
         self.refused = tuple(place for place in self.places if place.wall.refused)
         needs = frozenset[str]().union(*(place.wall.needs for place in self.places))
@@ -319,7 +323,7 @@ class Ledger:
         """
         self.sync()
         with SECTION.lock:
-            room = min(grant(s, n, handed) for grant, s, n in call.plan.grant)
+            room = min((grant(s, n, handed) for grant, s, n in call.plan.grant), default=_NO_LIMIT)
             granted = size if size <= room else room if room >= least else 0
             self.tally.chars += granted
             return granted

@@ -390,7 +390,7 @@ class Wall:
         spent: `(s, n) -> Refused | None`: tokens or money were spent; what it returns ends the run.
         looked: `(s, n, now) -> Refused | None`: somebody looked whether the run is over; what it returns ends it.
         easy: `(n) -> (size, chars)`: a result of up to `size` characters is granted unasked while the run has handed on no
-            more than `chars`.
+            more than `chars`. It goes with `grant`.
         grant: `(s, n, handed) -> int`: how many characters the result of a call may still have, `handed` of which were
             handed on before.
         slack: `(s, n) -> int`: admissions of this run's tree that certainly pass, whatever they are, until a `settle`
