@@ -14,12 +14,13 @@ from typing import Any, Final, NamedTuple, cast
 from toolguard import _config, _content, _gate, _names, _query, _registry, _signature, _telemetry, _text
 from toolguard._clock import tick
 from toolguard._errors import MissingExtraError, NotExecuted
-from toolguard._identity import binder
+from toolguard._identity import binder, has_ordinal
 from toolguard._ledger import GATE, UNBINDABLE, Plan
 from toolguard._refusal import Refusal, refusal, stream_cut, withheld
 from toolguard._registry import Spec
 from toolguard._session import CURRENT, UNCOUNTED, Frame, Within, bare, harness, log, outside, refusing
 from toolguard._stream import Step, adrive, drive
+from toolguard._tree import SECTION
 from toolguard._values import Call, Kind, Outcome, Refused, Tool, canonical
 
 __all__ = ["NO_HEAD", "Entry", "Options", "Query", "caller", "caller_within"]
@@ -150,6 +151,11 @@ def _specialist(delegate: bool | str, parameters: tuple[str, ...]) -> Callable[[
     return itemgetter(parameters.index(delegate))
 
 
+def _folded(name: Any) -> Any:
+    """Fold a specialist's name as a tool's is. It may be anything, with methods of its own, none of which is called."""
+    return canonical(str.__str__(name)) if issubclass(type(name), str) else name
+
+
 def _query_facts(query: Query | None, parameters: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Any] | None:
     """Return what finds (file reference, SQL) in bound values."""
     if query is None:
@@ -184,7 +190,9 @@ def prepare(entry: Entry, run: Frame, values: tuple[Any, ...], turn: int, starte
     if plan.identity or entry.gate is not None:
         name, counted = entry.tool.name, values
         if method and values:  # neither names nor tokens hold a NUL, so that none can pass for another
-            name, counted = f"{name}\0{run.hasher.receiver(values[0])}", (None, *values[1:])
+            name = f"{name}\0{run.hasher.receiver(values[0])}"
+            if has_ordinal(values[0]):  # else what it holds is all that tells it apart
+                counted = (None, *values[1:])
         if entry.counted is not None and type(values) is not Unbound:
             counted = entry.counted(counted)
         identity = run.hasher.identity(name, counted)
@@ -192,8 +200,7 @@ def prepare(entry: Entry, run: Frame, values: tuple[Any, ...], turn: int, starte
         query = _shape(entry, run, values)
     call = Call(plan.tool, plan, identity, query, turn, started)
     if plan.specialist and entry.specialist is not None and type(values) is not Unbound:
-        name = entry.specialist(values)
-        call.specialist = run.hasher.identity(f"{entry.tool.name}\0", (canonical(name) if isinstance(name, str) else name,))
+        call.specialist = run.hasher.identity(f"{plan.tool.canonical}\0", (_folded(entry.specialist(values)),))
     if plan.now:
         call.now = run.clock()
     return call
@@ -340,7 +347,7 @@ def _hand_on(run: Frame, call: Call, value: Any) -> Any:
     if size is None:
         call.marks = _UNMEASURED
         return value
-    if size <= call.plan.size and run.ledger.tally.chars <= call.plan.chars:
+    if size <= call.plan.size and run.ledger.tally.chars <= call.plan.chars and len(SECTION.late) < _FEW:
         call.size = size
         return value
     granted = run.ledger.grant(call, size, _text.FLOOR)
@@ -352,6 +359,7 @@ def _hand_on(run: Frame, call: Call, value: Any) -> Any:
 
 
 _UNMEASURED: Final = types.MappingProxyType({_names.RESULT_UNMEASURED: True})
+_FEW: Final = 16  # ended calls whose results no count holds yet: a batch that ends at one moment must not outrun the limit
 
 
 def _cut(call: Call, value: Any, size: int, granted: int) -> tuple[Any, int]:

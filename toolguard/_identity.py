@@ -30,7 +30,7 @@ from itertools import chain, count, islice
 from marshal import dumps
 from typing import Any, Final, cast
 
-__all__ = ["SIZE", "Hasher", "binder", "is_opaque", "new_key"]
+__all__ = ["SIZE", "Hasher", "binder", "has_ordinal", "is_opaque", "new_key"]
 
 _NODES: Final = 10_000
 _DEPTH: Final = 32
@@ -55,6 +55,7 @@ _lineage: Final[Callable[[type], tuple[type, ...]]] = type.__dict__["__mro__"]._
 _namespace: Final[Callable[[type], dict[str, Any]]] = type.__dict__["__dict__"].__get__
 _module: Final[Callable[[type], Any]] = type.__dict__["__module__"].__get__
 _qualname: Final[Callable[[type], str]] = type.__dict__["__qualname__"].__get__
+_weak: Final[Callable[[type], int]] = type.__dict__["__weakrefoffset__"].__get__
 
 
 def new_key() -> bytes:
@@ -65,6 +66,11 @@ def new_key() -> bytes:
 def is_opaque(identity: bytes) -> bool:
     """Say whether an opaque or cut value took part, so that an equal identity need not mean equal arguments."""
     return len(identity) > SIZE
+
+
+def has_ordinal(obj: object) -> bool:
+    """Say whether the token of a receiver tells it from others of its type: where it can be referenced weakly."""
+    return _weak(type(obj)) != 0
 
 
 class Hasher:
