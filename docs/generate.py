@@ -3,7 +3,7 @@
 import logging
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ EXAMPLE: Final = re.compile(r"^## Example\n.*?^```python\n(.*?)^```$", re.MULTIL
 Parts = dict[str, Callable[[], str]]
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Return a Markdown table."""
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -133,8 +133,8 @@ def example(page: str) -> dict[str, Any]:
 
 
 def quoted(text: str) -> str:
-    """Return a text as Markdown quotes it."""
-    return f"> {text}"
+    """Return a text as Markdown quotes it, line by line."""
+    return "\n".join(f"> {line}" for line in text.splitlines())
 
 
 def said(page: str) -> str:

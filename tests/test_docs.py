@@ -57,6 +57,10 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings(text)}
 
 
+def printing() -> list[str]:
+    return [match[2] for match in BLOCK.finditer((ROOT / "README.md").read_text("utf-8")) if "print(" in match[2]]
+
+
 @pytest.fixture
 def generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
@@ -88,6 +92,16 @@ def test_the_first_example_prints_what_its_comments_say() -> None:
     assert text.startswith("read_mail did NOT execute: ")
     assert stop.startswith("I stopped after 40 tool calls ")
     assert len(code.splitlines()) <= 25
+
+
+@pytest.mark.parametrize("code", [pytest.param(code, id=f"{n}") for n, code in enumerate(printing())])
+def test_an_example_prints_what_its_comments_say(code: str) -> None:
+    said = [line.rpartition("  # ")[2] for line in code.splitlines() if line.lstrip().startswith("print(")]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec", dont_inherit=True), {"__name__": "example"})
+    for line, comment in zip(printed.getvalue().splitlines(), said, strict=True):
+        assert re.fullmatch(".*".join(map(re.escape, comment.split("…"))), line), f"{line!r} is not {comment!r}"
 
 
 def test_the_generated_parts_are_fresh(generator: ModuleType) -> None:
