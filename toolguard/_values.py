@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 __all__ = [
     "CERTAIN",
     "PROFILES",
     "Call",
+    "Flying",
+    "Given",
     "Key",
     "Kind",
     "Outcome",
+    "Probe",
     "Profile",
     "Reading",
     "Recent",
@@ -20,10 +24,13 @@ __all__ = [
     "Spent",
     "Stop",
     "Tally",
+    "Tick",
     "Tool",
+    "Trace",
     "Usage",
     "Wall",
     "canonical",
+    "unread",
 ]
 
 Kind = Literal["read", "send"]
@@ -169,6 +176,21 @@ class Call:
         self.started = started
 
 
+T = TypeVar("T")
+
+# What a snapshot of a run does with a slot or a field that is no plain value.
+Tick = Annotated[int, "tick"]
+"""A logical time, which means nothing in another process but that it is past, and the order; 0: never."""
+Flying = Annotated[int, "flying"]
+"""A number of calls under way, of which another process will never hear."""
+Probe = Annotated[Call | None, "flying"]
+"""A call under way that was promised something."""
+Trace = Annotated[Any, "trace"]
+"""A span's context, for links."""
+Given = Annotated[T, "given"]
+"""What is not carried, since whoever resumes the run gives it anew."""
+
+
 class Reading(NamedTuple):
     """How far a limit is used up."""
 
@@ -191,6 +213,11 @@ def canonical(name: str, strip_prefixes: Sequence[str] = ()) -> str:
 
 def _fold(name: str) -> str:
     return name.casefold().replace("-", "_").replace(".", "_")
+
+
+def unread(text: str) -> bytes:
+    """Return what tells an error's text apart from others without saying it, to be kept in its place."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 K = TypeVar("K")
@@ -283,15 +310,32 @@ class Tally:
         "tree",
     )
 
+    _new: dict[bytes, Tick]
+    _old: dict[bytes, Tick]
+    before: bytes
+    began: Given[float]
+    by_tool: dict[str, int]
+    chars: int
+    external: int
+    last: bytes
+    micros: int
+    newest: bytes
+    news: int
+    reads: int
+    sends: int
+    settled: int
+    shared: Given[list[bytes]]
+    tokens: int
+    tree: int
+
     def __init__(self, began: float = 0.0, shared: list[bytes] | None = None) -> None:
         self.external = self.tree = self.reads = self.sends = self.settled = 0
         self.chars = self.tokens = self.micros = self.news = 0
         self.began = began
-        self.by_tool: dict[str, int] = {}
+        self.by_tool = {}
         self.newest = self.last = self.before = b""
-        self.shared: list[bytes] = [] if shared is None else shared
-        self._new: dict[bytes, int] = {}
-        self._old: dict[bytes, int] = {}
+        self.shared = [] if shared is None else shared
+        self._new, self._old = {}, {}
 
     def observe(self, call: Call, at: int) -> None:
         """Remember the outcome of a call that was settled at the logical time `at`, and say whether it was new.
@@ -365,7 +409,8 @@ class Wall:
         keys: the configuration keys that the wall contributes.
         limit: `(tool, limits, own) -> n`, where `own` is the tool's own limit, from its table or its decorator; None: the
             wall is not in that tool's plan.
-        state: `(tally) -> s`, made once for the run or, of a session's wall, once for the session; bounded.
+        state: `(tally) -> s`, made once for the run or, of a session's wall, once for the session; bounded. It is the tally
+            or an object of which every slot is annotated: that is how a snapshot carries it.
         about: what the wall counts and what happens at the limit, for the docs' table.
         text: `(why, tool) -> str`: why, with the numbers, and the next step, for the model. The sentence that the call
             did NOT execute is put in front of it.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from toolguard._values import Call, Key, Reading, Recent, Refused, Tally, Tool, Wall
+from toolguard._values import Call, Key, Reading, Recent, Refused, Tally, Tick, Tool, Trace, Wall
 
 _ALONE: Final = frozenset({"aggregate"})
 
@@ -17,9 +17,9 @@ class Flag(NamedTuple):
         trace: the refused call's span, for the confirming call to link to.
     """
 
-    at: int
-    turn: int
-    trace: Any
+    at: Tick
+    turn: Tick
+    trace: Trace
 
 
 class Soft:
@@ -27,9 +27,12 @@ class Soft:
 
     __slots__ = ("flags", "tally")
 
+    flags: Recent[bytes, Flag]
+    tally: Tally
+
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
-        self.flags: Recent[bytes, Flag] = Recent()
+        self.flags = Recent()
 
 
 def limit(tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int | None:

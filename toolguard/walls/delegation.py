@@ -11,8 +11,11 @@ class Asked:
 
     __slots__ = ("counts", "most")
 
+    counts: Recent[bytes, int]
+    most: int
+
     def __init__(self, _tally: Tally) -> None:
-        self.counts: Recent[bytes | str, int] = Recent(1024)
+        self.counts = Recent(1024)
         self.most = 0
 
 
@@ -20,8 +23,8 @@ def limit(tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int | None
     return limits["delegation"] or None if tool.delegate else None
 
 
-def _who(call: Call) -> bytes | str:
-    return call.tool.canonical if call.specialist is None else call.specialist
+def _who(call: Call) -> bytes:
+    return call.tool.canonical.encode() if call.specialist is None else call.specialist
 
 
 def admit(s: Asked, n: int, call: Call) -> Refused | None:

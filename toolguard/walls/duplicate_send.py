@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolguard._identity import is_opaque
-from toolguard._values import Call, Key, Recent, Refused, Tally, Tool, Wall
+from toolguard._values import Call, Flying, Key, Recent, Refused, Tally, Tool, Wall
 
 
 class Sent:
     """Sends of one identity that succeeded or are in flight, and how many of them are in flight."""
 
     __slots__ = ("flying", "held")
+
+    flying: Flying
+    held: int
 
     def __init__(self) -> None:
         self.held = self.flying = 0
@@ -21,8 +24,10 @@ class Sends:
 
     __slots__ = ("sent",)
 
+    sent: Recent[bytes, Sent]
+
     def __init__(self, _tally: Tally) -> None:
-        self.sent: Recent[bytes, Sent] = Recent(4096)
+        self.sent = Recent(4096)
 
 
 def limit(tool: Tool, limits: Mapping[str, Any], _own: int | None) -> int | None:

@@ -22,9 +22,14 @@ class Stuck:
 
     __slots__ = ("counts", "news", "tally", "top")
 
+    counts: dict[bytes, int]
+    news: int
+    tally: Tally
+    top: int
+
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
-        self.counts: dict[bytes, int] = {}
+        self.counts = {}
         self.news = self.top = 0
 
     def count(self, identity: bytes) -> None:

@@ -11,8 +11,11 @@ class Shapes:
 
     __slots__ = ("counts", "most")
 
+    counts: Recent[bytes, int]
+    most: int
+
     def __init__(self, _tally: Tally) -> None:
-        self.counts: Recent[bytes, int] = Recent(1024)
+        self.counts = Recent(1024)
         self.most = 0
 
 

@@ -18,6 +18,12 @@ class InARow:
 
     __slots__ = ("calls", "refused", "settled", "tally", "turns")
 
+    calls: int
+    refused: int
+    settled: int
+    tally: Tally
+    turns: int
+
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
         self.calls = self.turns = self.refused = self.settled = 0

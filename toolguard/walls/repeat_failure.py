@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from toolguard._values import CERTAIN, Call, Key, Recent, Refused, Tally, Tool, Wall
+from toolguard._values import CERTAIN, Call, Key, Probe, Recent, Refused, Tally, Tick, Tool, Wall, unread
 
 
 class Patience(NamedTuple):
@@ -17,7 +17,7 @@ class Failing:
     """How one identity keeps failing.
 
     Attributes:
-        signature: what it failed with last.
+        signature: what it failed with last, as a digest: an error's text may hold arguments.
         times: how often in a row, parallel twins counted once.
         at: logical time of the last of these.
         refused: logical time at which its first refusal was back with the caller, None before: only a call that started
@@ -29,12 +29,19 @@ class Failing:
 
     __slots__ = ("at", "closed", "probe", "refused", "signature", "times")
 
-    def __init__(self, signature: str, at: int) -> None:
+    at: Tick
+    closed: bool
+    probe: Probe
+    refused: Tick | None
+    signature: bytes
+    times: int
+
+    def __init__(self, signature: bytes, at: int) -> None:
         self.signature = signature
         self.times = 1
         self.at = at
-        self.refused: int | None = None
-        self.probe: Call | None = None
+        self.refused = None
+        self.probe = None
         self.closed = False
 
 
@@ -43,8 +50,11 @@ class Failures:
 
     __slots__ = ("failing", "most")
 
+    failing: Recent[bytes, Failing]
+    most: int
+
     def __init__(self, _tally: Tally) -> None:
-        self.failing: Recent[bytes, Failing] = Recent(1024)
+        self.failing = Recent(1024)
         self.most = 0
 
 
@@ -94,14 +104,15 @@ def succeeded(s: Failures, n: Patience, call: Call, _at: int) -> None:
 
 def failed(s: Failures, n: Patience, call: Call, at: int) -> bool:
     failing = s.failing.get(call.identity)
-    if call.signature is None:
+    signature = unread(call.signature) if call.signature is not None else None
+    if signature is None:
         _give_back(s, n, call)
     elif failing is None:
-        s.failing.put(call.identity, Failing(call.signature, at))
+        s.failing.put(call.identity, Failing(signature, at))
         s.most = max(s.most, 1)
     elif failing.probe is call or call.started > failing.at:
-        if failing.signature != call.signature:
-            s.failing.put(call.identity, Failing(call.signature, at))
+        if failing.signature != signature:
+            s.failing.put(call.identity, Failing(signature, at))
         else:
             failing.closed = failing.closed or failing.probe is call
             failing.probe = None

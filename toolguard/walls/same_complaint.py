@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from toolguard._values import CERTAIN, Call, Key, Recent, Refused, Tally, Tool, Wall
+from toolguard._values import CERTAIN, Call, Key, Probe, Recent, Refused, Tally, Tick, Tool, Wall, unread
 
 PREFIX: Final = 60
 
@@ -18,9 +18,13 @@ class Complaint:
 
     __slots__ = ("at", "identities", "turns")
 
+    at: Tick
+    identities: set[bytes]
+    turns: set[Tick]
+
     def __init__(self) -> None:
-        self.identities: set[bytes] = set()
-        self.turns: set[int] = set()
+        self.identities = set()
+        self.turns = set()
         self.at = 0
 
     def hear(self, call: Call, n: int, at: int) -> None:
@@ -41,7 +45,7 @@ class Complaining:
     """One tool since its last success.
 
     Attributes:
-        complaints: what it complained of, by the beginning of the signature.
+        complaints: what it complained of, by a digest of the signature's beginning.
         refused: logical time at which a refusal was back with the caller; a call that started later is a probe. None: the
             next call is refused.
         probe: the call in flight that may find out whether the tool works again.
@@ -49,10 +53,14 @@ class Complaining:
 
     __slots__ = ("complaints", "probe", "refused")
 
+    complaints: Recent[bytes, Complaint]
+    probe: Probe
+    refused: Tick | None
+
     def __init__(self) -> None:
-        self.complaints: Recent[str, Complaint] = Recent(64)
-        self.refused: int | None = None
-        self.probe: Call | None = None
+        self.complaints = Recent(64)
+        self.refused = None
+        self.probe = None
 
     @property
     def times(self) -> int:
@@ -65,8 +73,11 @@ class Complaints:
 
     __slots__ = ("most", "tools")
 
+    most: int
+    tools: Recent[str, Complaining]
+
     def __init__(self, _tally: Tally) -> None:
-        self.tools: Recent[str, Complaining] = Recent(256)
+        self.tools = Recent(256)
         self.most = 0
 
 
@@ -112,7 +123,7 @@ def failed(s: Complaints, n: int, call: Call, at: int) -> bool:
     if call.signature is None:
         _give_back(s, n, call)
         return False
-    name, complaint = call.tool.canonical, call.signature[:PREFIX]
+    name, complaint = call.tool.canonical, unread(call.signature[:PREFIX])
     tool = s.tools.get(name) or Complaining()
     s.tools.put(name, tool)
     heard = tool.complaints.get(complaint) or Complaint()

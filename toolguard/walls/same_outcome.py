@@ -16,6 +16,10 @@ class InARow:
 
     __slots__ = ("seen", "tally", "times")
 
+    seen: bytes
+    tally: Tally
+    times: int
+
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
         self.seen = b""

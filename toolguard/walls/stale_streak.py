@@ -11,6 +11,10 @@ class Streak:
 
     __slots__ = ("news", "tally", "times")
 
+    news: int
+    tally: Tally
+    times: int
+
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
         self.news = self.times = 0
