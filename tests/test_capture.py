@@ -16,7 +16,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
 import toolguard
 from toolguard import metered
-from toolguard.testing import isolated
+from toolguard.testing import assert_refused, isolated
 
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 ARGUMENTS, RESULT = "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"
@@ -108,11 +108,12 @@ def spill():
             echo(CANARY)
             echo({CANARY: [CANARY, Carrier()]})
         send(CANARY, CANARY, CANARY, key=CANARY)
-        send(CANARY, body=CANARY)
-        for _ in range(3):
+        assert_refused(send(CANARY, CANARY, CANARY, key=CANARY), "duplicate_send")
+        assert_refused(send(CANARY, body=CANARY), "delivery")
+        for _ in range(2):
             with pytest.raises(SpillError):
                 fail(error)
-        assert isinstance(fail(error), toolguard.Refusal)
+        assert_refused(fail(error), "repeat_failure")
         echo(value={"error": CANARY})
         list(stream(CANARY))
         half = stream(CANARY)
@@ -124,6 +125,13 @@ def spill():
         misread(CANARY)
         with pytest.raises(TypeError):
             echo(CANARY, CANARY)
+    with toolguard.run(per_tool=1, same_complaint=1, result_chars=300, output_chars=600):
+        assert "[cut" in echo(CANARY * 500)
+        with pytest.raises(SpillError):
+            fail(error)
+        assert_refused(fail(SpillError(CANARY, 2)), "same_complaint")
+        assert "[cut" in next(stream(CANARY * 500))
+        assert "DID execute" in asyncio.run(aecho(CANARY * 500))
     with pytest.raises(SpillError), toolguard.run():
         raise error
     echo(CANARY)
@@ -428,7 +436,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_value_becomes_one_bounded_json_text_that_can_be_exported(spans, capture, caplog, shape):
     value = SHAPES[shape]
-    with toolguard.run():
+    with toolguard.run(output_chars=0, result_chars=0):
         assert echo(value) is value
     span = only(spans)
     for name in (ARGUMENTS, RESULT):

@@ -375,7 +375,7 @@ def test_a_tool_over_a_cache_charges_hits_and_keeps_the_cache_functions():
         ran.append(key)
         return key * 2
 
-    with toolguard.run() as run:
+    with toolguard.run(same_outcome=0) as run:
         assert [load(1), load(1), load(1)] == [2, 2, 2]
         assert_refused(load(1), "per_tool")
         assert executed(run) == 3
@@ -1101,7 +1101,7 @@ def test_a_failed_call_stays_charged():
     def failing():
         raise TimeoutError
 
-    with toolguard.run() as run:
+    with toolguard.run(repeat_failure=0, same_outcome=0) as run:
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 failing()

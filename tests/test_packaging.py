@@ -88,6 +88,9 @@ def test_the_version_is_one_that_package_indexes_take():
     assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", toolguard.__version__)
 
 
+TYPES = {"count": int, "share": float, "amount": float, "flag": bool}
+
+
 def test_limits_for_type_checkers_are_the_keys_of_the_walls_with_their_types():
     hints = get_type_hints(toolguard.Limits)
     assert list(hints) == list(walls.KEYS)
@@ -97,7 +100,10 @@ def test_limits_for_type_checkers_are_the_keys_of_the_walls_with_their_types():
             assert get_origin(hints[name]) is Literal
             assert get_args(hints[name]) == key.choices
         else:
-            assert hints[name] is (float if key.share else int), name
+            assert hints[name] is TYPES[key.kind], name
+
+
+DEFAULTS = {"count": {int, NoneType}, "share": {float}, "amount": {int, float}, "flag": {bool}}
 
 
 @pytest.mark.parametrize("key", walls.KEYS.values(), ids=lambda key: key.name)
@@ -108,7 +114,7 @@ def test_every_key_says_what_it_is_and_has_a_default_of_its_type_in_every_profil
         if key.choices:
             assert value in key.choices
         else:
-            assert type(value) in ({float} if key.share else {int, NoneType})
+            assert type(value) in DEFAULTS[key.kind]
 
 
 def test_no_two_walls_claim_one_key():

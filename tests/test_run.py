@@ -10,7 +10,8 @@ import pytest
 
 import toolguard
 from toolguard import ConfigError, NotExecuted, current_run, metered
-from toolguard.testing import assert_executed, assert_refused
+from toolguard.testing import FakeClock, assert_executed, assert_refused, isolated
+from toolguard.walls import KEYS
 
 
 @metered(kind="read")
@@ -44,7 +45,7 @@ async def fetch(query: object = None) -> object:
     return query
 
 
-FREE = {"per_tool": 0, "aggregate": 0}
+FREE = {"per_tool": 0, "aggregate": 0, "same_outcome": 0, "stale_streak": 0}
 
 
 def executed(results):
@@ -129,15 +130,34 @@ def test_a_run_can_be_read_before_it_is_entered():
 
 
 def test_zero_switches_every_wall_off():
-    off = {name: 0 for name in toolguard.Limits.__annotations__ if name != "adaptive_signal"}
-    with toolguard.run(**off) as run:
+    @metered(kind="read")
+    def fail(query):
+        raise OSError("x")
+
+    @metered(kind="read", delegate=True)
+    def ask(question):
+        return "no"
+
+    clock, large = FakeClock(), "x" * 600_000
+    off = {name: 0 for name, key in KEYS.items() if not key.choices and key.kind != "flag"}
+    with isolated(clock=clock), toolguard.run(**off) as run:
         assert all(executed(search(1) for _ in range(1200)))
         assert all(executed(send(1) for _ in range(30)))
+        assert all(executed(ask("again") for _ in range(9)))
+        for n in range(9):
+            for _ in range(3):
+                with pytest.raises(OSError, match="x"):
+                    fail(n)
+        assert search(large) is large
+        run.spend(tokens=10**12, cost_usd=10**6)
+        clock.advance(10**9)
+        assert_executed(look())
         assert run.notes() == []
     assert not run.stopped
+    assert run.refusals == ()
 
 
-@pytest.mark.parametrize(("profile", "reads", "sends"), [("assistant", 40, 5), ("coding", 60, 20), ("operations", 60, 5)])
+@pytest.mark.parametrize(("profile", "reads", "sends"), [("assistant", 40, 5), ("coding", 60, 20), ("operations", 50, 5)])
 def test_a_profile_brings_its_limits(profile, reads, sends):
     toolguard.configure({"profile": "coding" if profile == "assistant" else "assistant"})
     with toolguard.run(profile=profile, refused_calls=0):
@@ -294,8 +314,10 @@ def test_usage_counts_what_ran_and_what_was_refused():
         search(1), search(2), search(3), send("a"), send("b"), send("c")
         with pytest.raises(OSError, match="x"):
             fail()
+        run.spend(tokens=1200, cost_usd=0.25)
         usage = run.usage()
     assert (usage.executed, usage.refused) == (4, 3)
+    assert (usage.chars, usage.tokens, usage.cost_usd) == (3, 1200, 0.25)
     assert dict(usage.by_tool) == {"search": 2, "send": 1, "fail": 1}
     assert dict(usage.by_reason) == {"per_tool": 1, "delivery": 2}
     assert before == toolguard.Usage()
@@ -304,6 +326,9 @@ def test_usage_counts_what_ran_and_what_was_refused():
         "refused": 3,
         "by_tool": {"search": 2, "send": 1, "fail": 1},
         "by_reason": {"per_tool": 1, "delivery": 2},
+        "chars": 3,
+        "tokens": 1200,
+        "cost_usd": 0.25,
     }
 
 
@@ -979,10 +1004,10 @@ def test_without_marked_turns_twenty_refused_calls_in_a_row_stop_the_run():
 def test_an_executed_call_starts_the_refused_calls_anew():
     with toolguard.run(per_tool=1, aggregate=0) as run:
         search(0)
-        for n in (19, 19):
-            for i in range(n):
-                search(i)
-            send(n)
+        for text in ("a", "b"):
+            for i in range(19):
+                assert_refused(search(i), "per_tool")
+            assert_executed(send(text))
         assert not run.stopped
 
 

@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import toolguard
 from toolguard import _names, _telemetry, metered
-from toolguard.testing import isolated
+from toolguard.testing import FakeClock, isolated
 
 MISSING = object()
 
@@ -58,6 +58,12 @@ def count(n):
 async def acount(n):
     for i in range(n):
         yield i
+
+
+@metered(kind="read", delegate=True)
+def delegate():
+    with toolguard.run("specialist") as run:
+        run.stop("enough")
 
 
 class OurError(Exception):
@@ -331,7 +337,7 @@ def test_an_exception_whose_class_hides_its_name_is_still_the_callers(spans):
 
 @pytest.mark.parametrize("value", [{"error": "no"}, {"is_error": True}, {"isError": 1}, MappingProxyType({"error": "no"})])
 def test_a_value_that_reports_a_failure_is_an_error_without_an_exception(spans, value):
-    with toolguard.run() as run:
+    with toolguard.run(output_chars=0, result_chars=0) as run:
         assert returns(value) is value
     span = only(spans.calls())
     assert dict(span.attributes) == call_attributes("returns", run, toolguard__call__outcome="error", error__type="tool_error")
@@ -676,6 +682,39 @@ def test_a_delegates_run_is_below_the_call_that_opened_it(spans):
     assert in_delegate.attributes["toolguard.run.id"] == outer.attributes["toolguard.run.id"]
 
 
+def test_a_delegate_says_what_stopped_the_run_that_it_opened_and_no_other_call_does(spans):
+    @metered(kind="read")
+    def plain():
+        delegate()
+
+    with toolguard.run("coordinator") as run:
+        delegate()
+        plain()
+        assert not run.stopped
+    said = {(s.name, s.attributes.get("toolguard.child.stop.reason")) for s in spans.all()}
+    assert said == {
+        ("execute_tool delegate", "stop"),
+        ("execute_tool plain", None),
+        ("invoke_agent specialist", None),
+        ("invoke_agent coordinator", None),
+    }
+
+
+def test_a_result_that_was_cut_says_how_much_there_was_and_how_much_was_handed_on(spans):
+    with toolguard.run(result_chars=300, output_chars=700) as run:
+        whole = returns("x" * 300)
+        cut = returns("y" * 1000)
+        withheld = returns("z" * 1000)
+    assert (len(whole), run.usage().chars) == (300, 300 + len(cut))
+    marks = [
+        {name: value for name, value in span.attributes.items() if name.startswith("toolguard.result.")}
+        for span in spans.calls()
+    ]
+    known = {"toolguard.result.cut": True, "toolguard.result.chars": 1000}
+    assert marks == [{}, {**known, "toolguard.result.handed": len(cut)}, {**known, "toolguard.result.handed": 0}]
+    assert "DID execute" in withheld
+
+
 async def test_gathered_calls_are_siblings_below_the_run(spans):
     @metered(kind="read")
     async def outer(n):
@@ -871,7 +910,8 @@ def test_where_instrumentation_is_suppressed_calls_are_charged_and_make_no_span(
 
 def rich_scenario():
     """Make a call of every kind that the table of attributes tells of."""
-    with isolated({"telemetry": {"refused_status": "error"}, "observe": ["per_tool"]}):
+    clock = FakeClock()
+    with isolated({"telemetry": {"refused_status": "error"}, "observe": ["per_tool"]}, clock=clock):
         with toolguard.run("helper", session="s", hard_cap=9, per_tool=2, delivery=1):
             for n in range(3):
                 look(n)
@@ -886,6 +926,12 @@ def rich_scenario():
                 look()
             for n in range(9):
                 returns(n)
+        with toolguard.run(result_chars=300, deadline_s=1.5):
+            returns("x" * 1000)
+            returns(iter("unmeasured"))
+            delegate()
+            clock.advance(2.25)
+            look()
         look()
 
 
@@ -902,12 +948,12 @@ def rich(spans, monkeypatch):
 
 def test_every_attribute_that_is_seen_is_in_the_table_with_its_type_and_span(rich):
     table = {row.name: row for row in _names.ATTRIBUTES}
-    types = {"string": str, "boolean": bool, "integer": int}
+    types = {"string": {str}, "boolean": {bool}, "integer": {int}, "number": {int, float}}
     for span in rich.all():
         kind = "run" if span.name.startswith("invoke_agent") else "call"
         for name, value in span.attributes.items():
             assert name in table, name
-            assert type(value) is types[table[name].type], (name, value)
+            assert type(value) in types[table[name].type], (name, value)
             assert kind in table[name].spans, (name, span.name)
 
 

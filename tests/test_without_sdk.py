@@ -34,7 +34,7 @@ logging.getLogger("toolguard").setLevel(logging.DEBUG)
 """
 
 AGENT = """
-import asyncio, contextvars, threading, time
+import asyncio, contextvars, itertools, threading, time
 import toolguard
 from toolguard import Refusal, metered
 from opentelemetry import trace
@@ -47,10 +47,12 @@ def look(what="x"):
 def send(to):
     return "sent"
 
-@metered(kind="read")
+@metered(kind="read", delegate=True, gate=lambda call: None if call.arguments["n"] else "not for nothing")
 def delegate(n):
-    with toolguard.run("specialist"):
-        return [look(i) for i in range(n)]
+    with toolguard.run("specialist") as run:
+        answers = [look(i) for i in range(n)]
+        run.stop("enough")
+    return answers
 
 @metered(kind="read")
 async def alook(what="x"):
@@ -88,10 +90,12 @@ async def work(run):
     assert toolguard.current_run() is run
 
 def agent():
-    with toolguard.run("coordinator", session="s", per_tool=6, delivery=1, hard_cap=18) as run:
+    with toolguard.run("coordinator", session="s", per_tool=6, delivery=1, hard_cap=24, result_chars=300) as run:
         assert toolguard.current_run() is run
         assert look(1) == 1 and send("a") == "sent" and isinstance(send("b"), Refusal)
-        assert delegate(2) == [0, 1]
+        assert delegate(2) == [0, 1] and "not for nothing" in delegate(0)
+        assert len(look("x" * 1000)) <= 300
+        run.spend(tokens=7)
         assert raised(fail)
         assert list(count(3)) == [0, 1, 2]
         half = count(3)
@@ -103,8 +107,10 @@ def agent():
         thread.join()
         with toolguard.uncounted():
             assert look(6) == 6
-        while not isinstance(answer := look("again"), Refusal):
+        numbers = itertools.count(10)
+        while not isinstance(answer := look(next(numbers)), Refusal):
             pass
+        assert answer.reason == "per_tool"
         while not run.stopped:
             send("c"), count(1), fail_quietly()
         assert run.stop_reason in ("hard_stop", "refused_calls")
