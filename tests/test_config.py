@@ -193,6 +193,9 @@ def test_variables_are_read_as_what_their_key_wants(here: Path, monkeypatch: pyt
     for name, text in {
         "PER_TOOL": " 60 ",
         "NOTE_AT": "0.5",
+        "DEADLINE_S": "1.5",
+        "COST_USD": "2",
+        "PROGRESS_CLEARS": "false",
         "ADAPTIVE_SIGNAL": "any",
         "OBSERVE": "aggregate, delivery",
         "STRIP_PREFIXES": "functions.,tools.",
@@ -202,7 +205,14 @@ def test_variables_are_read_as_what_their_key_wants(here: Path, monkeypatch: pyt
     }.items():
         monkeypatch.setenv(f"TOOLGUARD_{name}", text)
     made = toolguard.configure()
-    assert made.environment == {"per_tool": 60, "note_at": 0.5, "adaptive_signal": "any"}
+    assert made.environment == {
+        "per_tool": 60,
+        "note_at": 0.5,
+        "deadline_s": 1.5,
+        "cost_usd": 2,
+        "progress_clears": False,
+        "adaptive_signal": "any",
+    }
     assert made.observe == {"aggregate", "delivery"}
     assert made.strip_prefixes == ("functions.", "tools.")
     assert (made.duration_histogram, made.refused_status) == (False, "error")
@@ -217,6 +227,14 @@ def test_variables_are_read_as_what_their_key_wants(here: Path, monkeypatch: pyt
         ("PER_TOOL", "-1", "should be a whole number from 0 (off) to 2^63 - 1, not '-1'"),
         ("PER_TOOL", "9223372036854775808", "should be a whole number from 0 (off) to 2^63 - 1, not 9223372036854775808"),
         ("NOTE_AT", "nan", "should be a number from 0 (off) to 1, not nan"),
+        ("DEADLINE_S", "nan", "should be a number from 0 (off) to 2^63 - 1, not nan"),
+        ("DEADLINE_S", "inf", "should be a number from 0 (off) to 2^63 - 1, not inf"),
+        ("DEADLINE_S", "-0.5", "should be a number from 0 (off) to 2^63 - 1, not -0.5"),
+        ("DEADLINE_S", "1e3", "should be a number from 0 (off) to 2^63 - 1, not '1e3'"),
+        ("DEADLINE_S", "90s", "should be a number from 0 (off) to 2^63 - 1, not '90s'"),
+        ("TOKENS", "1.5", "should be a whole number from 0 (off) to 2^63 - 1, not '1.5'"),
+        ("PROGRESS_CLEARS", "no", "should be true or false, not 'no'"),
+        ("PROGRESS_CLEARS", "2", "should be true or false, not '2'"),
         ("MODE", "observ", "should be 'enforce' or 'observe', not 'observ' (did you mean observe?)"),
         ("OBSERVE", "agregate", "names no wall: 'agregate' (did you mean aggregate?)"),
         ("PER_TOL", "3", "unknown variable (did you mean TOOLGUARD_PER_TOOL?)"),
@@ -231,6 +249,12 @@ def test_a_wrong_variable_is_an_error_that_names_it(
         toolguard.configure()
     (problem,) = caught.value.problems
     assert problem.startswith(f"TOOLGUARD_{name}: {message}")
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("TRUE", True), ("1", True), ("False", False), ("0", False)])
+def test_a_flag_in_a_variable_is_a_word_or_a_digit(here: Path, monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
+    monkeypatch.setenv("TOOLGUARD_PROGRESS_CLEARS", text)
+    assert limits()["progress_clears"] is value
 
 
 @pytest.mark.parametrize("name", ["SHARED_STORE", "RECORD", "TRACE_URL"])
@@ -269,6 +293,7 @@ def test_content_is_captured_only_where_the_variable_says_so(
 # Messages -------------------------------------------------------------------------------------------------------------
 
 NUMBER = "should be a whole number from 0 (off) to 2^63 - 1, not "
+AMOUNT = "should be a number from 0 (off) to 2^63 - 1, not "
 
 MESSAGES: dict[str, tuple[str, str]] = {
     "unknown limit": (
@@ -326,6 +351,34 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "a share above one": (
         "[tool.toolguard.limits]\nnote_at = 70\n",
         "pyproject.toml:2: tool.toolguard.limits.note_at: should be a number from 0 (off) to 1, not 70",
+    ),
+    "a negative amount": (
+        "[tool.toolguard.limits]\ndeadline_s = -1.5\n",
+        f"pyproject.toml:2: tool.toolguard.limits.deadline_s: {AMOUNT}-1.5",
+    ),
+    "an amount that is nan": (
+        "[tool.toolguard.limits]\ncost_usd = nan\n",
+        f"pyproject.toml:2: tool.toolguard.limits.cost_usd: {AMOUNT}nan",
+    ),
+    "an amount without end": (
+        "[tool.toolguard.limits]\ndeadline_s = inf\n",
+        f"pyproject.toml:2: tool.toolguard.limits.deadline_s: {AMOUNT}inf",
+    ),
+    "a bool for an amount": (
+        "[tool.toolguard.limits]\ndeadline_s = true\n",
+        f"pyproject.toml:2: tool.toolguard.limits.deadline_s: {AMOUNT}true",
+    ),
+    "a text for an amount": (
+        "[tool.toolguard.limits]\ncost_usd = '1.5'\n",
+        f"pyproject.toml:2: tool.toolguard.limits.cost_usd: {AMOUNT}'1.5'",
+    ),
+    "a text for a flag": (
+        "[tool.toolguard.limits]\nprogress_clears = '1'\n",
+        "pyproject.toml:2: tool.toolguard.limits.progress_clears: should be true or false, not '1'",
+    ),
+    "a number for a flag": (
+        "[tool.toolguard.limits]\nprogress_clears = 0\n",
+        "pyproject.toml:2: tool.toolguard.limits.progress_clears: should be true or false, not 0",
     ),
     "a wrong word": (
         "[tool.toolguard]\nprofile = 'assistent'\n",
@@ -444,6 +497,22 @@ def test_every_problem_of_a_file_is_listed_at_once(here: Path) -> None:
     assert [p.split(":")[1] for p in found] == ["2", "4", "5"]
 
 
+def test_the_problems_of_all_kinds_of_values_are_listed_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLGUARD_DEADLINE_S", "soon")
+    monkeypatch.setenv("TOOLGUARD_PROGRESS_CLEARS", "maybe")
+    text = "[tool.toolguard.limits]\ntokens = 1.5\ncost_usd = -1\nprogress_clears = 'yes'\nnote_at = 2\n"
+    found = problems(f"{text}[tool.toolguard.agents.mailer]\ndeadline_s = false\n", here)
+    assert [problem.rpartition(": ")[0].removeprefix("pyproject.toml:") for problem in found] == [
+        "2: tool.toolguard.limits.tokens",
+        "3: tool.toolguard.limits.cost_usd",
+        "4: tool.toolguard.limits.progress_clears",
+        "5: tool.toolguard.limits.note_at",
+        "7: tool.toolguard.agents.mailer.deadline_s",
+        "TOOLGUARD_DEADLINE_S",
+        "TOOLGUARD_PROGRESS_CLEARS",
+    ]
+
+
 def test_an_error_shows_long_values_cut(here: Path) -> None:
     (problem,) = problems(f"[tool.toolguard.limits]\nper_tool = '{'x' * 500}'\n", here)
     assert len(problem) < 200
@@ -460,14 +529,49 @@ def test_a_limit_that_is_no_count_is_an_error_when_the_run_is_made(value: object
         toolguard.run("assistant", per_tool=value)
 
 
+@pytest.mark.parametrize("value", [0, 3, 0.0, 1.5, 1e-9, (1 << 63) - 1])
+@pytest.mark.parametrize("name", ["deadline_s", "cost_usd"])
+def test_an_amount_may_be_a_fraction_and_comes_from_a_run_a_mapping_or_a_file(here: Path, name: str, value: float) -> None:
+    assert limits(**{name: value})[name] == value
+    toolguard.configure({"limits": {name: value}})
+    assert limits()[name] == value
+    write(here, f"[tool.toolguard.limits]\n{name} = {value!r}\n")
+    toolguard.configure()
+    assert limits()[name] == value
+
+
+@pytest.mark.parametrize("value", [-1, -1e-9, float("nan"), float("inf"), True, False, "1.5", [1.5], 1 << 63, 1e30])
+def test_what_is_no_amount_is_an_error_when_the_run_is_made(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"^run\(deadline_s=…\): should be a number from 0"):
+        toolguard.run("assistant", deadline_s=value)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_flag_comes_from_a_run_a_mapping_or_a_file(here: Path, value: bool) -> None:
+    assert limits(progress_clears=value)["progress_clears"] is value
+    toolguard.configure({"limits": {"progress_clears": value}})
+    assert limits()["progress_clears"] is value
+    write(here, f"[tool.toolguard.limits]\nprogress_clears = {str(value).lower()}\n")
+    toolguard.configure()
+    assert limits()["progress_clears"] is value
+
+
+@pytest.mark.parametrize("value", [0, 1, "1", "true", 1.0, []], ids=repr)
+def test_what_is_no_flag_is_an_error_when_the_run_is_made(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"^run\(progress_clears=…\): should be true or false, not "):
+        toolguard.run("assistant", progress_clears=value)
+
+
 def test_all_problems_of_a_run_are_listed_with_hints() -> None:
     with pytest.raises(ConfigError) as caught:
-        toolguard.run("assistant", hard_cp=3, delivery=-1, profile="codng", mode="off")
+        toolguard.run("assistant", hard_cp=3, delivery=-1, profile="codng", mode="off", deadline=9, progress_clears="no")
     assert caught.value.problems == (
         "run(profile=…): should be 'assistant', 'coding' or 'operations', not 'codng' (did you mean coding?)",
         "run(mode=…): should be 'enforce' or 'observe', not 'off'",
         "run(hard_cp=…): unknown key (did you mean hard_cap?)",
         "run(delivery=…): should be a whole number from 0 (off) to 2^63 - 1, not -1",
+        "run(deadline=…): unknown key (did you mean deadline_s?)",
+        "run(progress_clears=…): should be true or false, not 'no'",
     )
 
 

@@ -233,6 +233,8 @@ VARIABLES = {
     ("NOTE_AT", "0_0.5"): "should be a number from 0 (off) to 1, not '0_0.5'",
     ("PER_TOOL", "1_000"): "should be a whole number from 0 (off) to 2^63 - 1, not '1_000'",
     ("PER_TOOL", "\u0666"): "should be a whole number from 0 (off) to 2^63 - 1, not '\u0666'",
+    ("COST_USD", "1_0.5"): "should be a number from 0 (off) to 2^63 - 1, not '1_0.5'",
+    ("PROGRESS_CLEARS", "yes"): "should be true or false, not 'yes'",
     ("LOCAL", "a b"): "'a b' is no tool's name: 1 to 64 letters, digits, _ and -",
     ("per_tool", "1"): "unknown variable (did you mean TOOLGUARD_PER_TOOL?)",
     ("CONFG", "x"): "unknown variable (did you mean TOOLGUARD_CONFIG?)",

@@ -44,12 +44,14 @@ class Boom(BaseException):
 def test_everything_is_restored_whatever_happens_inside(error):
     toolguard.configure({"limits": {"per_tool": 3}})
     settings, before = toolguard.settings(), names()
+    with toolguard.run(session="s") as earlier:
+        pass
 
     def inside():
         with isolated({"limits": {"per_tool": 1}}, clock=FakeClock(7.0)):
             define("of_the_block")
             toolguard.configure({"limits": {"per_tool": 2}})
-            toolguard.run().__enter__()  # left open
+            toolguard.run(session="s").__enter__()  # left open
             toolguard.uncounted().__enter__()
             if error:
                 raise error
@@ -66,6 +68,8 @@ def test_everything_is_restored_whatever_happens_inside(error):
         assert current_run() is run
         assert otel_context.get_current() == context
         assert toolguard.run().clock() != 7.0
+        with toolguard.run(session="s") as later:
+            assert later.ledger.session is earlier.ledger.session
         search()
         assert run.usage().executed == 1
 
@@ -109,6 +113,60 @@ def test_inside_is_a_copy_of_the_registry():
         assert "inner" not in names()
         assert "outer" in names()
     assert "outer" not in names()
+
+
+def failing():
+    """Return a tool that fails, and the list of its executions."""
+    ran = []
+
+    @metered(kind="read")
+    def fail(query):
+        ran.append(query)
+        raise OSError("x")
+
+    return fail, ran
+
+
+def test_inside_no_session_is_remembered_and_after_it_those_of_before_are():
+    fail, ran = failing()
+
+    def twice():
+        with toolguard.run(session="s", tenant="t"):
+            for _ in range(2):
+                with pytest.raises(OSError, match="x"):
+                    fail("a")
+
+    def third():
+        with toolguard.run(session="s", tenant="t"):
+            return fail("a")
+
+    twice()
+    with isolated():
+        twice()
+        assert_refused(third(), "repeat_failure")
+        with isolated():
+            twice()
+        assert len(ran) == 6
+    # The refusal of the block was not this session's: its first one is, and then one call is tried.
+    assert_refused(third(), "repeat_failure")
+    with pytest.raises(OSError, match="x"):
+        third()
+    assert_refused(third(), "repeat_failure")
+    assert len(ran) == 7
+
+
+def test_a_run_that_is_open_around_the_block_keeps_its_session():
+    fail, _ = failing()
+    with toolguard.run(session="s") as run:
+        for _ in range(2):
+            with pytest.raises(OSError, match="x"):
+                fail("a")
+        with isolated(), toolguard.run(session="s") as inner, pytest.raises(OSError, match="x"):
+            fail("a")
+        assert_refused(fail("a"), "repeat_failure")
+        with toolguard.run(session="s") as other:
+            assert other.ledger.session is run.ledger.session
+    assert inner.ledger.session is not run.ledger.session
 
 
 def test_inside_is_no_file_and_no_environment(tmp_path, monkeypatch):

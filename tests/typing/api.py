@@ -1,11 +1,12 @@
 """What type checkers see of the public names. Checked by mypy and pyright, both strict; never run."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, Protocol, assert_type
 
 import toolguard
-from toolguard import NotExecuted, Refusal, Run, Spec, Usage, metered, spec
+from toolguard import Call, NotExecuted, Refusal, Run, Spec, Usage, metered, spec
 from toolguard.testing import FakeClock, assert_executed, assert_refused, isolated
 
 # Functions of every kind ----------------------------------------------------------------------------------------------
@@ -133,8 +134,8 @@ def fields(refusal: Refusal) -> None:
     assert_type(refusal.rule, str | None)
     assert_type(refusal.tool, str)
     assert_type(refusal.kind, Literal["read", "send"])
-    assert_type(refusal.used, int | None)
-    assert_type(refusal.limit, int | None)
+    assert_type(refusal.used, int | float | None)
+    assert_type(refusal.limit, int | float | None)
     assert_type(refusal.retry, Literal["identical", "different", "later", "never"])
     assert_type(refusal.run_id, str | None)
     assert_type(refusal.to_dict(), dict[str, Any])
@@ -162,6 +163,68 @@ async def streams() -> None:
     async for piece in channel("a"):
         assert_type(piece, str | Refusal)
     assert_type(await channel("a").asend(1), str | Refusal)
+
+
+# Gates and specialists ------------------------------------------------------------------------------------------------
+
+
+def approve(call: Call) -> str | None:
+    assert_type(call.tool, str)
+    assert_type(call.kind, Literal["read", "send"])
+    assert_type(call.arguments, Mapping[str, Any])
+    assert_type(call.identity, str)
+    assert_type(call.id, str)
+    assert_type(call.run, Run | None)
+    return None if call.arguments["amount"] < 10 else "ask the owner first"
+
+
+async def approve_later(call: Call) -> str | None:
+    return approve(call)
+
+
+class Approval:
+    def __call__(self, call: Call) -> str | None:
+        return approve(call)
+
+
+@metered(kind="send", gate=approve, repeatable=True)
+def pay(amount: int) -> str:
+    return str(amount)
+
+
+@metered(kind="send", gate=approve_later)
+async def remit(amount: int) -> str:
+    return str(amount)
+
+
+@metered(kind="send", gate=Approval())
+async def settle(amount: int) -> str:
+    return str(amount)
+
+
+@metered(kind="send", gate=lambda call: call.tool)
+def donate(amount: int) -> str:
+    return str(amount)
+
+
+@metered(kind="read", delegate=True, polls=True)
+def ask(question: str) -> str:
+    return question
+
+
+@metered(kind="read", delegate="agent", limit=2)
+async def ask_one(agent: str, question: str) -> str:
+    return agent + question
+
+
+async def gated() -> None:
+    assert_type(pay(3), str | Refusal)
+    assert_type(await remit(3), str | Refusal)
+    assert_type(await settle(3), str | Refusal)
+    assert_type(donate(3), str | Refusal)
+    assert_type(ask("a"), str | Refusal)
+    assert_type(await ask_one("a", question="b"), str | Refusal)
+    assert_type(toolguard.Call("pay", "send", {"amount": 3}, "", None).id, str)
 
 
 # Methods --------------------------------------------------------------------------------------------------------------
@@ -261,13 +324,21 @@ def runs(box: Mailbox) -> None:
         assert_type(run.notes(), list[str])
         assert_type(run.usage(), Usage)
         assert_type(run.usage().to_dict(), dict[str, Any])
+        assert_type(run.usage().chars, int)
+        assert_type(run.usage().tokens, int)
+        assert_type(run.usage().cost_usd, float)
+        run.spend(tokens=1200)
+        run.spend(1200, 0.25)
+        run.spend(cost_usd=Decimal("0.1"))
     assert_type(toolguard.current_run(), Run | None)
 
 
 def limits(chosen: toolguard.Limits) -> None:
     with toolguard.run(**chosen):
         pass
-    ours: toolguard.Limits = {"hard_cap": 3, "adaptive_signal": "any"}
+    with toolguard.run(progress_clears=False, deadline_s=1.5, cost_usd=1, tokens=3, same_outcome=0, sessions=8):
+        pass
+    ours: toolguard.Limits = {"hard_cap": 3, "adaptive_signal": "any", "cost_usd": 0.5}
     with toolguard.run("a", mode="observe", profile="coding", **ours), toolguard.uncounted():
         pass
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import toolguard
-from toolguard import Refusal, metered, spec
+from toolguard import Call, Refusal, metered, spec
 
 
 @metered(kind="read")
@@ -52,6 +52,14 @@ def limits() -> None:
     toolguard.run("a", hard_cp=3)  # wrong
     toolguard.run("a", hard_cap="3")  # wrong
     toolguard.run("a", adaptive_signal="some")  # wrong
+    toolguard.run("a", deadline="1.5")  # wrong
+    toolguard.run("a", deadline_s="1.5")  # wrong
+    toolguard.run("a", progress_clears=0)  # wrong
+    toolguard.run("a", same_outcome=1.5)  # wrong
+    toolguard.run("a", duplicate_sends=1)  # wrong
+    toolguard.run("a").spend(tokens=1.5)  # wrong
+    toolguard.run("a").spend(cost_usd="1.5")  # wrong
+    toolguard.run("a").spend(usd=1.5)  # wrong
     toolguard.run("a", mode="observed")  # wrong
     toolguard.run("a", profile="assistent")  # wrong
     toolguard.run("a", tools=["count"])  # wrong
@@ -63,6 +71,26 @@ metered(kind="read", limit="3")  # wrong
 metered(kind="read", query=("path", "sql", "more"))  # wrong
 metered(kind="read")(3)  # wrong
 metered(kind="read", retries=3)  # wrong
+metered(kind="read", delegate=3)  # wrong
+metered(kind="send", repeatable="yes")  # wrong
+
+
+def says_yes(call: Call) -> bool:
+    return bool(call.tool)
+
+
+def takes_two(call: Call, amount: int) -> str | None:
+    return None if amount else call.tool
+
+
+metered(kind="send", gate=says_yes)  # wrong
+metered(kind="send", gate=takes_two)  # wrong
+metered(kind="send", gate="ask")  # wrong
+
+
+def what_a_gate_is_asked_about_does_not_change(call: Call) -> None:
+    call.tool = "other"  # wrong
+    call.arguments["amount"] = 3  # wrong
 
 
 def a_refusal_does_not_change(refusal: Refusal) -> None:
