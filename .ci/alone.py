@@ -1,4 +1,4 @@
-"""The wheel alone, with nothing installed beside it: a budget, a soft limit, a race and a stop."""
+"""The wheel alone, with nothing installed beside it: a budget, a soft limit, a race, repetitions, a long result and a stop."""
 
 import logging
 import threading
@@ -59,6 +59,35 @@ for _ in range(200):
         for thread in threads:
             thread.join()
         assert (run.usage().executed, run.usage().refused) == (10, 22)
+
+
+@metered(kind="read")
+def page(name: str) -> str:
+    """Return more text than one result may have."""
+    return f"{name}: " + "x" * 100_000
+
+
+@metered(kind="send")
+def send(text: str) -> str:
+    """Send one message."""
+    return f"sent {text}"
+
+
+with toolguard.run("assistant") as run:
+    assert [read(7), read(7), read(7)] == [7, 7, 7]
+    again = read(7)
+    assert isinstance(again, Refusal)
+    assert (again.reason, again.used, again.limit, again.retry) == ("same_outcome", 3, 3, "different")
+    assert (send("once"), send("twice")) == ("sent once", "sent twice")
+    duplicate = send("once")
+    assert isinstance(duplicate, Refusal)
+    assert (duplicate.reason, duplicate.rule, duplicate.executed) == ("duplicate_send", "sent", False)
+    cut = page("front")
+    assert not isinstance(cut, Refusal)
+    assert cut.startswith("front: xxx")
+    assert "cut" in cut.splitlines()[-1]
+    assert len(cut) <= 50_000
+    assert (run.usage().executed, run.usage().refused) == (6, 2)
 
 with toolguard.run("assistant", hard_cap=12) as run:
     answers = [read(number) for number in range(14)]

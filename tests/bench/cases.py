@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +19,13 @@ import toolguard
 from tests.bench.timing import Case, measure
 from toolguard.testing import isolated
 
-# Limits on, and so high that no call is refused: every wall of the profile is asked and charged.
-HIGH = {"per_tool": 10**9, "aggregate": 10**9, "delivery": 10**9, "adaptive_soft": 10**9, "turn_step": 50}
+# The assistant profile with nothing switched off: what would come to refuse a read or to cut its result is so high that it
+# never does, and what looks for repetitions and failures stays as it is, since the calls here are new and succeed.
+HIGH = {"per_tool": 10**9, "aggregate": 10**9, "adaptive_soft": 10**9, "output_chars": 10**12}
+# Besides, all that the profile leaves off. Only the query wall is missing: the tool declares none.
+EVERY = HIGH | {"deadline_s": 1e9, "tokens": 10**12, "cost_usd": 1e9, "call_budget": 10**9}
+
+GENERATION = 8192 // 2
 
 ATTRIBUTES = {
     "gen_ai.operation.name": "execute_tool",
@@ -101,10 +106,12 @@ def repeat(fn: Callable[..., Any]) -> Case:
 
 
 @contextmanager
-def in_run(*, histogram: bool = True) -> Iterator[None]:
-    """Open a run of the assistant profile with its walls on."""
-    with isolated({"telemetry": {"duration_histogram": histogram}}), toolguard.run("assistant", **HIGH):
+def in_run(limits: Mapping[str, Any] = HIGH, *, histogram: bool = True) -> Iterator[None]:
+    """Open a run of the assistant profile with its walls on, and see that none of them refused or cut anything."""
+    with isolated({"telemetry": {"duration_histogram": histogram}}), toolguard.run("assistant", **limits) as run:
         yield
+    used = run.usage()
+    assert (used.refused, used.chars) == (0, used.executed * len(search("")))
 
 
 def metered() -> Callable[..., Any]:
@@ -112,10 +119,10 @@ def metered() -> Callable[..., Any]:
     return toolguard.metered(kind="read")(search)
 
 
-def span_cost(mode: str, rounds: int) -> dict[str, float]:
+def span_cost(mode: str, rounds: int, limits: Mapping[str, Any] = HIGH) -> dict[str, float]:
     """Rows 1 to 3: a call in a run over the bare span."""
     providers(mode)
-    with in_run():
+    with in_run(limits):
         timed = measure({"metered": repeat(metered()), "bare": repeat(reference())}, calls=200, rounds=rounds)
     return {"ratio": timed["metered"].over(timed["bare"]), "us": timed["metered"].us, "bare_us": timed["bare"].us}
 
@@ -147,22 +154,23 @@ def many_calls(rounds: int) -> dict[str, float]:
     with isolated():
         old = toolguard.run("old", **HIGH)
         late = repeat(old.bind(tool))
-        # The tables are bounded by generations of 8192 entries. Memory is compared at two moments of the same age, both
-        # after the first generation was let go: in between it swings by one generation.
+        # What a run has seen is bounded by generations of 8192 entries, two for each new call. Memory is compared at two
+        # moments of the same age, both after the first generation was let go: in between it swings by one generation.
         tracemalloc.start()
-        late(4 * 8192)
+        late(8 * GENERATION)
         gc.collect()
         before = tracemalloc.get_traced_memory()[0]
-        late(8 * 8192)
+        late(16 * GENERATION)
         gc.collect()
         grown = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
+        assert old.usage().refused == 0
         young = [toolguard.run("young", **HIGH) for _ in range(rounds + 1)]
         for run in young:
             repeat(run.bind(tool))(10)
         waiting = iter([repeat(run.bind(tool)) for run in young])
         timed = measure({"late": late, "early": lambda calls: next(waiting)(calls)}, calls=500, rounds=rounds)  # noqa: PLW0108
-    return {"ratio": timed["late"].over(timed["early"]), "bytes_per_call": grown / (8 * 8192)}
+    return {"ratio": timed["late"].over(timed["early"]), "bytes_per_call": grown / (16 * GENERATION)}
 
 
 def threads(rounds: int) -> dict[str, float]:
@@ -219,6 +227,7 @@ def histogram(rounds: int) -> dict[str, float]:
 
 MEASURES: dict[str, Callable[[int], dict[str, float]]] = {
     "batch": lambda rounds: span_cost("batch", rounds),
+    "every-wall": lambda rounds: span_cost("batch", rounds, EVERY),
     "no-sdk": lambda rounds: span_cost("no-sdk", rounds),
     "sampled-out": lambda rounds: span_cost("sampled-out", rounds),
     "outside": outside,
