@@ -730,11 +730,19 @@ def test_a_limit_of_0_is_no_limit_and_none_is_that_of_the_run():
         ({"query": ("query", "limit", "more")}, TypeError, "query= takes"),
         ({"query": 3}, TypeError, "query= takes"),
         ({"failed": "yes"}, TypeError, "failed= takes"),
+        ({"polls": 1}, TypeError, "polls= takes True or False, not 1"),
+        ({"repeatable": "yes"}, TypeError, "repeatable= takes True or False, not 'yes'"),
+        ({"delegate": "agent"}, ValueError, "delegate= names no parameter 'agent' (known: query, limit)"),
+        ({"delegate": ""}, TypeError, "delegate= takes True or the name of the parameter"),
+        ({"delegate": None}, TypeError, "not None"),
+        ({"delegate": ("query",)}, TypeError, "not ('query',)"),
+        ({"delegate": True, "kind": "send"}, ValueError, 'needs kind="read"'),
+        ({"delegate": "query", "kind": "send"}, ValueError, 'needs kind="read"'),
     ],
 )
 def test_an_option_that_cannot_be_used_is_an_error_at_decoration_that_says_why(options, error, said):
     with pytest.raises(error) as caught:
-        metered(kind="read", **options)(plain)
+        metered(**{"kind": "read", **options})(plain)
     assert said in str(caught.value)
 
 
@@ -820,7 +828,24 @@ def test_decorating_twice_is_the_same_tool_and_one_charge_and_one_span(spans):
     assert len(spans.calls()) == 1
 
 
-@pytest.mark.parametrize("options", [{"kind": "send"}, {"kind": "read", "limit": 3}, {"kind": "read", "name": "other"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"kind": "send"}]
+    + [
+        {"kind": "read", **option}
+        for option in (
+            {"limit": 3},
+            {"name": "other"},
+            {"delegate": True},
+            {"delegate": "query"},
+            {"polls": True},
+            {"repeatable": True},
+            {"gate": print},
+            {"failed": bool},
+        )
+    ],
+    ids=str,
+)
 def test_decorating_twice_with_other_options_is_an_error_that_names_the_tool(options):
     once = metered(kind="read")(plain)
     with pytest.raises(TypeError, match="plain is metered already, with other options"):

@@ -10,7 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import wrapt
 from opentelemetry import metrics, trace
@@ -21,13 +21,13 @@ from toolguard.testing import isolated
 
 # The assistant profile with nothing switched off: what would come to refuse a read or to cut its result is so high that it
 # never does, and what looks for repetitions and failures stays as it is, since the calls here are new and succeed.
-HIGH = {"per_tool": 10**9, "aggregate": 10**9, "adaptive_soft": 10**9, "output_chars": 10**12}
+HIGH: Final[dict[str, Any]] = {"per_tool": 10**9, "aggregate": 10**9, "adaptive_soft": 10**9, "output_chars": 10**12}
 # Besides, all that the profile leaves off. Only the query wall is missing: the tool declares none.
-EVERY = HIGH | {"deadline_s": 1e9, "tokens": 10**12, "cost_usd": 1e9, "call_budget": 10**9}
+EVERY: Final = HIGH | {"deadline_s": 1e9, "tokens": 10**12, "cost_usd": 1e9, "call_budget": 10**9}
 
 GENERATION = 8192 // 2
 
-ATTRIBUTES = {
+ATTRIBUTES: Final[dict[str, Any]] = {
     "gen_ai.operation.name": "execute_tool",
     "gen_ai.tool.name": "search",
     "gen_ai.tool.type": "function",
