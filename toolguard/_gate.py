@@ -53,9 +53,10 @@ def ask(gate: Gate, call: Call) -> str | None:
     """Return None where the call may run; otherwise what the model is to read."""
     try:
         answer: Any = gate(call)
+        must_wait = inspect.isawaitable(answer)
     except Exception as error:  # noqa: BLE001  whatever it is, the gate did not say yes
         return _failed(call, error)
-    if inspect.isawaitable(answer):
+    if must_wait:
         if inspect.iscoroutine(answer):
             answer.close()
         log(logging.WARNING, "the gate of %s returned an awaitable, and only async tools can wait for one", call.tool)
@@ -85,10 +86,10 @@ def _failed(call: Call, error: Exception) -> str:
     return _UNDECIDED
 
 
-def _checked(call: Call, answer: object) -> str | None:
+def _checked(call: Call, answer: Any) -> str | None:
     if answer is None:
         return None
-    if isinstance(answer, str):
+    if issubclass(type(answer), str):  # `isinstance` would ask the answer for its `__class__`
         return str.__str__(answer)
     kind = type(answer).__name__
     log(logging.WARNING, "the gate of %s returned a %s, so the call was refused; return None or a text", call.tool, kind)
