@@ -333,7 +333,7 @@ def _cut_text(value: str, room: int, why: str) -> Trimmed | None:
 
 
 def _clip(text: str, end: int) -> int:
-    """Return the last place up to `end`, which is inside the text, where no character falls apart; where there is none nearby, `end` itself."""
+    """Return the last place up to `end`, inside the text, where no character falls apart; where none is near, `end`."""
     for at in range(end, max(end - _BACK, 0), -1):
         if not _joined(text, at):
             return at
