@@ -92,7 +92,7 @@ def admit_unchanged(s: Stuck, n: Adaptive, _call: Call) -> Refused | None:
 
 
 def admit_any(s: Stuck, n: Adaptive, call: Call) -> Refused | None:
-    return _admit_adaptive(s, n, max(s.top, s.counts.get(call.identity, 0) + 1))
+    return _admit_adaptive(s, n, max(s.top, 0 if call.tool.polls else s.counts.get(call.identity, 0) + 1))
 
 
 def slack_adaptive(s: Stuck, n: Adaptive) -> int:

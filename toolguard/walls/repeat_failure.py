@@ -75,7 +75,8 @@ def admit(s: Failures, n: Patience, call: Call) -> Refused | None:
 
 def permit(s: Failures, n: Patience, call: Call) -> None:
     failing = s.failing.get(call.identity)
-    if failing is not None and failing.times >= n.failures:
+    # A call that runs only because the wall observes is no probe.
+    if failing is not None and failing.times >= n.failures and admit(s, n, call) is None:
         failing.probe = call
 
 
@@ -103,7 +104,7 @@ def succeeded(s: Failures, n: Patience, call: Call, _at: int) -> None:
 
 
 def failed(s: Failures, n: Patience, call: Call, at: int) -> bool:
-    failing = s.failing.get(call.identity)
+    failing, most = s.failing.get(call.identity), s.most
     signature = unread(call.signature) if call.signature is not None else None
     if signature is None:
         _give_back(s, n, call)
@@ -114,14 +115,14 @@ def failed(s: Failures, n: Patience, call: Call, at: int) -> bool:
         if failing.signature != signature:
             s.failing.put(call.identity, Failing(signature, at))
         else:
-            failing.closed = failing.closed or failing.probe is call
-            failing.probe = None
+            if failing.probe is call:
+                failing.closed, failing.probe = True, None
             failing.times += 1
             s.most = max(s.most, failing.times)
             failing.at = at
     else:
         failing.at = at  # a parallel twin: the same observation
-    return s.most >= n.failures
+    return s.most > most  # whatever the limit here, another run of the session may have reached its own
 
 
 def slack(s: Failures, n: Patience) -> int:

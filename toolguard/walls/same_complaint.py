@@ -6,13 +6,14 @@ from typing import Any, Final
 from toolguard._values import CERTAIN, Call, Key, Probe, Recent, Refused, Tally, Tick, Tool, Wall, unread
 
 PREFIX: Final = 60
+_KEPT: Final = 64
 
 
 class Complaint:
     """One complaint of one tool.
 
     Attributes:
-        identities, turns: the distinct arguments and the distinct turns that brought it, until the limit is reached.
+        identities, turns: the distinct arguments and the distinct turns that brought it, as many as any limit needs.
         at: logical time at which it was last heard; what was in flight then is the same observation.
     """
 
@@ -28,11 +29,14 @@ class Complaint:
         self.at = 0
 
     def hear(self, call: Call, n: int, at: int) -> None:
-        """Count a call that failed with it, up to `n`."""
-        if call.started > self.at and self.times < n:
-            self.identities.add(call.identity)
-            # Outside any marked turn a call is a turn of its own. Both are logical times, which differ from each other.
-            self.turns.add(call.turn or call.started)
+        """Count a call that failed with it, as far as the limit `n`, or the likely one of another run, needs it."""
+        most = max(n, _KEPT)
+        if call.started > self.at:
+            if len(self.identities) < most:
+                self.identities.add(call.identity)
+            if len(self.turns) < most:
+                # Outside any marked turn a call is a turn of its own. Both are logical times, which differ from each other.
+                self.turns.add(call.turn or call.started)
         self.at = at
 
     @property
@@ -96,7 +100,8 @@ def admit(s: Complaints, n: int, call: Call) -> Refused | None:
 
 def permit(s: Complaints, n: int, call: Call) -> None:
     tool = s.tools.get(call.tool.canonical)
-    if tool is not None and tool.times >= n:
+    # A call that runs only because the wall observes is no probe.
+    if tool is not None and tool.times >= n and admit(s, n, call) is None:
         tool.probe = call
 
 
@@ -123,6 +128,7 @@ def failed(s: Complaints, n: int, call: Call, at: int) -> bool:
     if call.signature is None:
         _give_back(s, n, call)
         return False
+    most = s.most
     name, complaint = call.tool.canonical, unread(call.signature[:PREFIX])
     tool = s.tools.get(name) or Complaining()
     s.tools.put(name, tool)
@@ -132,7 +138,7 @@ def failed(s: Complaints, n: int, call: Call, at: int) -> bool:
     s.most = max(s.most, heard.times)
     if tool.probe is call:
         tool.probe = tool.refused = None
-    return s.most >= n
+    return s.most > most  # whatever the limit here, another run of the session may have reached its own
 
 
 def slack(s: Complaints, n: int) -> int:

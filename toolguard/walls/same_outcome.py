@@ -48,8 +48,8 @@ def repeated(s: InARow, n: int, call: Call) -> bool:
         return False
     if last != before:
         s.times = 1
-    elif not call.twin:
-        s.times = (s.times if s.seen == last else 1) + 1
+    else:
+        s.times = (s.times if s.seen == last else 1) + (not call.twin)
     s.seen = last
     return s.times >= n
 
