@@ -771,23 +771,43 @@ def test_a_whole_batch_that_was_made_before_the_refusal_is_refused():
         begun(job()).end()
 
 
-@pytest.mark.parametrize("late", ["ok", "gone", "away"])
+LATE = {
+    "ok": Flight.end,
+    "fails the same": Flight.fail,
+    "fails otherwise": lambda old: old.fail("away"),
+    **EXITS,
+}
+
+
+@pytest.mark.parametrize("late", LATE.values(), ids=LATE)
 def test_what_an_older_call_comes_to_does_not_end_the_probe(late):
     with alone():
         old = begun(job())
         probe = probing()
-        old.end() if late == "ok" else old.fail(late)
+        late(old)
         assert_refused(Flight(job()).begin(), "repeat_failure")
         probe.fail()
         assert assert_refused(Flight(job()).begin(), "repeat_failure").rule == "closed"
 
 
-@pytest.mark.parametrize("late", ["ok", "gone", "away"])
+@pytest.mark.parametrize("late", LATE.values(), ids=LATE)
+def test_what_an_older_call_comes_to_takes_nothing_from_a_probe_that_succeeds(late):
+    with alone():
+        old = begun(job())
+        probe = probing()
+        late(old)
+        probe.end()
+        for _ in range(2):
+            begun(job()).fail()
+        assert assert_refused(Flight(job()).begin(), "repeat_failure").rule == "failing"
+
+
+@pytest.mark.parametrize("late", LATE.values(), ids=LATE)
 def test_what_an_older_call_comes_to_opens_no_closed_one(late):
     with alone():
         old = begun(job())
         probing().fail()
-        old.end() if late == "ok" else old.fail(late)
+        late(old)
         refusal = assert_refused(Flight(job()).begin(), "repeat_failure")
         assert (refusal.rule, refusal.used) == ("closed", 3)
 
@@ -905,6 +925,17 @@ def test_an_observed_refusal_arms_no_probe():
         assert look(1) == "ok"
 
 
+def test_the_refusal_of_another_wall_arms_no_probe_where_this_one_observes():
+    toolguard.configure({"observe": ["repeat_failure"]})
+    with alone(session="s", per_tool=2):
+        fail(1, times=2)
+        assert_refused(look(1), "per_tool")
+    toolguard.configure({})
+    with alone(session="s"):
+        refused(1)
+        assert look(1) == "ok"
+
+
 def test_an_observed_call_takes_no_probe_from_others():
     with alone(session="s") as strict:
         probe = probing()
@@ -944,6 +975,15 @@ def test_it_cannot_see_a_call_that_succeeds_for_nothing():
     with alone():
         for _ in range(50):
             assert look(1) == "ok"
+
+
+def test_it_cannot_see_calls_each_of_which_starts_before_the_last_one_is_over():
+    with alone():
+        flight = begun(job())
+        for _ in range(50):
+            following = begun(job())
+            flight.fail()
+            flight = following
 
 
 # Bounds ---------------------------------------------------------------------------------------------------------------
