@@ -1074,14 +1074,11 @@ def test_any_history_of_single_calls_is_judged_as_the_plain_model_does(limit, pr
                     model.clear()
 
 
-NOTHING = ["cancelled", "interrupted", "closed", "nothing ran"]
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(1, 3),
     st.integers(0, 4),
-    st.lists(st.tuples(st.sampled_from(["make", "begin", "begin", *NOTHING]), st.integers(0, 9)), max_size=50),
+    st.lists(st.tuples(st.sampled_from(["make", "begin", "begin", *EXITS]), st.integers(0, 9)), max_size=50),
 )
 def test_whatever_the_order_one_probe_runs_at_a_time_and_its_turn_is_never_lost(limit, early, history):
     with alone(repeat_failure=limit):
@@ -1098,7 +1095,7 @@ def test_whatever_the_order_one_probe_runs_at_a_time_and_its_turn_is_never_lost(
                 refusal = flight.begin()
                 assert (refusal is None) == (in_time and probe is None)
                 probe = flight if refusal is None else probe
-            elif step in NOTHING and probe is not None:
+            elif step in EXITS and probe is not None:
                 EXITS[step](probe)
                 probe = None
         (probe or begun(job())).fail()
