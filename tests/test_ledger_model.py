@@ -3,87 +3,41 @@
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from toolguard._clock import tick
+from tests.test_ledger_properties import (
+    ASK,
+    DIGESTS,
+    HOW,
+    LIMITS,
+    LOCAL,
+    MICROS,
+    OFF,
+    RUN,
+    SIGNATURES,
+    SPEAKING,
+    TOKENS,
+    TOOLS,
+    WHAT,
+    WHICH,
+    No,
+    Play,
+    Real,
+    facts,
+    history,
+    observing,
+)
 from toolguard._identity import SIZE
-from toolguard._ledger import GATE, Ledger
-from toolguard._values import Call, Refused, Tool
-from toolguard.walls import KEYS, NAMES, TABLE
+from toolguard._ledger import GATE
+from toolguard._values import Tool
 
-OFF = {name: "unchanged" if name == "adaptive_signal" else 0 for name in KEYS}
-
-TOOLS = {
-    tool.name: tool
-    for tool in (
-        Tool("read", "read", "read"),
-        Tool("Read", "read", "read"),
-        Tool("own_read", "own_read", "read", limit=2),
-        Tool("free_read", "free_read", "read", limit=0),
-        Tool("polls", "polls", "read", polls=True),
-        Tool("send", "send", "send"),
-        Tool("own_send", "own_send", "send", limit=1),
-        Tool("free_send", "free_send", "send", limit=0),
-        Tool("bell", "bell", "send", repeatable=True),
-        Tool("query", "query", "read", query=True),
-        Tool("query_send", "query_send", "send", query=True),
-        Tool("expert", "expert", "read", delegate=True),
-        Tool("desk", "desk", "read", limit=3, delegate=True),
-        Tool("local", "local", "read"),
-    )
-}
-LOCAL = frozenset({"local"})
-
-ARGUMENTS = (b"1", b"2", b"3", b"?")  # the last one holds an opaque value
-DIGESTS = (None, b"x" * SIZE, b"y" * SIZE)
-SIGNATURES = ("a" * 60 + "1", "a" * 60 + "2", "b")  # the first two begin alike as far as a complaint is compared
-OUTCOMES = ("ok", "ok", "ok", "error", "error", "cancelled", "closed", "not_executed", "inner")
-
-# What each wall may be set to. A key that a run does not get is off.
-CHOICES = {
-    "cap": {"hard_cap": [2, 5, 9]},
-    "adaptive": {
-        "hard_cap": [None],
-        "adaptive_soft": [2, 3, 5],
-        "adaptive_multiplier": [0, 2, 3],
-        "adaptive_repeats": [0, 1, 2, 3],
-        "adaptive_signal": ["unchanged", "any"],
-    },
-    "refused_turns": {"refused_turns": [1, 2]},
-    "refused_calls": {"refused_calls": [2, 3]},
-    "deadline_s": {"deadline_s": [2.5, 6]},
-    "tokens": {"tokens": [10, 25]},
-    "cost_usd": {"cost_usd": [0.25, 0.5]},
-    "repeat_failure": {"repeat_failure": [1, 2, 2, 3], "progress_clears": [True, False]},
-    "same_complaint": {"same_complaint": [1, 2, 3]},
-    "same_outcome": {"same_outcome": [1, 2, 3]},
-    "stale_streak": {"stale_streak": [1, 2, 3]},
-    "duplicate_send": {"duplicate_send": [1, 1, 2]},
-    "query_loop": {"query_loop": [1, 2]},
-    "delegation": {"delegation": [1, 2]},
-    "per_tool": {"per_tool": [1, 2, 4]},
-    "delivery": {"delivery": [1, 2, 4]},
-    "call_budget": {"call_budget": [2, 5]},
-    "aggregate": {"aggregate": [1, 2, 4]},
-}
 # Walls that may only observe here. What those do that end a run between two calls is a property of its own.
-OBSERVABLE = sorted({*NAMES} - {"refused_turns", "refused_calls", "tokens", "cost_usd", "output_chars", "result_chars"})
+OBSERVABLE = sorted(SPEAKING - {"refused_turns", "refused_calls", "tokens", "cost_usd"})
 
 # The model ------------------------------------------------------------------------------------------------------------
-
-
-class No(NamedTuple):
-    """A refusal, as far as the model foretells it."""
-
-    reason: str
-    used: float | None
-    limit: float | None
-    retry: str = "different"
-    rule: str | None = None
 
 
 @dataclass(eq=False)
@@ -98,7 +52,8 @@ class Made:
     turn: int
     now: float
     started: int
-    trace: object
+    number: int
+    reason: str = ""
     flying: bool = False
     ended: int = 0  # when
     outcome: str = ""
@@ -509,7 +464,6 @@ class Run:
             no = run.deadline_at(now)
             if no and "deadline_s" not in run.observe:
                 run.stop(no)
-        return next((run.stopped for run in self.lineage() if run.stopped), None)
 
 
 ROWS = (
@@ -526,162 +480,98 @@ ROWS = (
     "aggregate",
 )
 
-# Both at once ---------------------------------------------------------------------------------------------------------
+# The model at play ----------------------------------------------------------------------------------------------------
 
 
-class Pair:
-    """A call of the ledger and the same call of the model."""
+class Model(Play):
+    """Plays in the model."""
 
-    def __init__(self, ledger, real, made):
-        self.ledger, self.real, self.made = ledger, real, made
-        self.why = None
+    def __init__(self, runs=()):
+        self.time = itertools.count(1)
+        super().__init__(runs)
+
+    def new_session(self):
+        return Shared()
+
+    def open(self, limits, above=None, session=None, observe=frozenset(), own=None):
+        outer = None if above is None else self.run(above)
+        shared = outer.session if outer else Shared()
+        if session is not None:
+            shared = self.sessions[session]
+        self.runs.append(Run({**OFF, **limits}, outer, shared, observe, own or {}, self.now))
+        if outer:
+            outer.below.append(self.runs[-1])
+
+    def make(self, which, name, argument, shape):
+        run = self.run(which)
+        self.number += 1
+        number, started = self.number, next(self.time)
+        self.made.append(Made(run, TOOLS[name], *facts(name, argument, shape), run.turns, self.now, started, number))
+
+    def admit(self, which=-1, ask=False):
+        if not self.made:
+            return None
+        call = self.take(self.made, which)
+        why, would, confirms = call.run.admit(call)
+        (self.flying if why is None else self.refused).append(call)
+        call.reason = why.reason if why else ""
+        return why, would, confirms and confirms.number
+
+    def end(self, which, outcome, digest, signature):
+        if self.flying:
+            call = self.take(self.flying, which)
+            call.outcome, call.signature = outcome, signature
+            call.digest = digest if outcome in {"ok", "error"} and call.run.measures() else None
+            call.run.end(call, next(self.time))
+
+    def tell(self, which):
+        if self.refused:
+            call = self.take(self.refused, which)
+            call.run.refuse(call, call.reason, next(self.time))
+
+    def turn(self, which):
+        self.run(which).begin_turn()
+
+    def spend(self, which, tokens, micros):
+        self.run(which).spend(tokens, micros)
+
+    def look(self, which):
+        self.run(which).look(self.now)
+
+    def stop(self, which):
+        self.run(which).stop(No("stop", None, None, "never"))
+
+    def counts(self, which):
+        run = self.runs[which]
+        by_tool = Counter(call.tool.canonical for call in run.charged)
+        counts = len(run.charged), run.calls_of_tree(), run.reads(), run.sends(), dict(by_tool)
+        return *counts, run.spent_by_tree(0), run.spent_by_tree(1), len(run.refused), run.turns, run.stopped
 
 
 class Both:
-    """Runs of the ledger and of the model. Whatever is done is done to both, and both must say the same.
+    """The ledger and the model: whatever is done is done to both, and both must say the same."""
 
-    Attributes:
-        runs: each run's ledger and model.
-        touched: the models of which something changed since the counts were last compared.
-    """
-
-    def __init__(self):
-        self.now, self.time = 0.0, itertools.count(1)
-        self.runs, self.sessions, self.touched = [], [], []
-        self.made, self.flying, self.refused = [], [], []
+    def __init__(self, runs=()):
+        self.real, self.model = Real(runs), Model(runs)
         self.heard = Counter()
 
-    def session(self):
-        self.sessions.append((Ledger((), {}).session, Shared()))
-
-    def open(self, limits, *, above=None, session=None, observe=frozenset(), own=None):
-        """Open a run; a nested one is in the session of the run around it unless it names another."""
-        limits, own = {**OFF, **limits}, own or {}
-        real, shared = self.sessions[session % len(self.sessions)] if session is not None else (None, None)
-        parent, outer = self._run(above) if above is not None else (None, None)
-        ledger = Ledger(TABLE, limits, session=real, parent=parent, began=self.now, observe=observe, local=LOCAL, own=own)
-        run = Run(limits, outer, shared or (outer.session if outer else Shared()), observe, own, self.now)
-        if outer is not None:
-            outer.below.append(run)
-        self.runs.append((ledger, run))
-
-    def _run(self, which):
-        ledger, run = self.runs[which % len(self.runs)]
-        self.touched.append(run)
-        return ledger, run
-
-    def _take(self, pairs, which):
-        pair = pairs.pop(which % len(pairs))
-        self.touched.append(pair.made.run)
-        return pair, pair.ledger, pair.real, pair.made
-
-    def make(self, which, name, argument, shape):
-        """Enter the wrapper."""
-        tool, (ledger, run) = TOOLS[name], self._run(which)
-        plan = ledger.plan(tool)
-        identity = (name.encode() + argument).ljust(SIZE, b".") + b"?" * (argument == b"?")
-        query = shape if tool.query else None
-        specialist = name.encode() + argument if name == "desk" else None
-        real = Call(plan.tool, plan, identity, query if plan.query else None, ledger.turn, tick())
-        real.specialist = specialist if plan.specialist else None
-        real.now, real.trace = self.now, object()
-        made = Made(run, tool, identity, query, specialist, run.turns, self.now, next(self.time), real.trace)
-        self.made.append(Pair(ledger, real, made))
-
-    def admit(self, which=-1, ask=False):
-        """Ask both. A gate may have asked before: what the walls refused it is the answer, and else it must not matter."""
-        if not self.made:
-            return None
-        pair, ledger, real, made = self._take(self.made, which)
-        before = count(ledger)
-        pair.why = (ledger.ask(real, real.plan) if ask else None) or ledger.admit(real, real.plan)
-        why, would, confirms = made.run.admit(made)
-        assert plain(pair.why) == why
-        assert plain(real.would) == would
-        if why is None:
-            assert real.confirms is (confirms and confirms.trace)
-            self.flying.append(pair)
-        else:
-            assert count(ledger) == before
-            assert not real.charged
-            self.refused.append(pair)
-        self.heard[why.reason if why else "passed"] += 1
-        self.heard["would"] += would is not None
-        self.heard["confirmed"] += confirms is not None
-        return why is None
-
-    def end(self, which, outcome, digest, signature):
-        """Let an admitted call end."""
-        if not self.flying:
-            return
-        _, ledger, real, made = self._take(self.flying, which)
-        measured = outcome in {"ok", "error"}
-        real.outcome, real.inner = ("ok", True) if outcome == "inner" else (outcome, False)
-        real.digest = digest if measured and real.plan.digest else None
-        real.signature = signature if outcome == "error" and real.plan.signature else None
-        made.outcome, made.signature = outcome, signature
-        made.digest = digest if measured and made.run.measures() else None
-        ledger.end(real)
-        made.run.end(made, next(self.time))
-
-    def tell(self, which):
-        """Let a refusal go back to its caller."""
-        if not self.refused:
-            return
-        pair, ledger, real, made = self._take(self.refused, which)
-        ledger.end(real, pair.why)
-        made.run.refuse(made, pair.why.reason, next(self.time))
-
-    def call(self, which, name, argument, shape, outcome, digest, signature, ask=False):
-        """Make a whole call."""
-        self.make(which, name, argument, shape)
-        if self.admit(ask=ask):
-            self.end(-1, outcome, digest, signature)
-        else:
-            self.tell(-1)
-
-    def turn(self, which):
-        ledger, run = self._run(which)
-        ledger.begin_turn()
-        run.begin_turn()
-
-    def spend(self, which, tokens, micros):
-        ledger, run = self._run(which)
-        ledger.spend(tokens, micros)
-        run.spend(tokens, micros)
-
-    def wait(self, seconds):
-        self.now += seconds
-
-    def look(self, which):
-        ledger, run = self._run(which)
-        stop = ledger.ended_by(lambda: self.now)
-        assert plain(stop and stop.why) == run.look(self.now)
-
-    def stop(self, which):
-        ledger, run = self._run(which)
-        ledger.sync().stop(Refused("stop", None, None, "never"), "over")
-        run.stop(No("stop", None, None, "never"))
+    def do(self, verb, *arguments, **named):
+        told = getattr(self.real, verb)(*arguments, **named)
+        assert told == getattr(self.model, verb)(*arguments, **named)
+        if told:
+            why, would, confirms = told
+            self.heard[why.reason if why else "passed"] += 1
+            self.heard["would"] += would is not None
+            self.heard["confirms"] += confirms is not None
 
     def agree(self):
-        """Compare the counts of what was touched, and of the runs around it."""
-        runs = {around for run in self.touched for around in run.lineage()}
-        self.touched.clear()
-        for ledger, run in self.runs:
-            if run in runs:
-                by_tool = Counter(call.tool.canonical for call in run.charged)
-                counts = len(run.charged), run.calls_of_tree(), run.reads(), run.sends(), dict(by_tool)
-                assert count(ledger) == (*counts, run.spent_by_tree(0), run.spent_by_tree(1))
-                assert plain(ledger.stopped and ledger.stopped.why) == run.stopped
-                assert ledger.turns == run.turns
-                assert ledger.refused == len(run.refused)
+        for which in range(len(self.model.runs)):
+            assert self.real.counts(which) == self.model.counts(which)
 
     def agree_at_last(self):
-        """Compare all that can be counted."""
-        self.touched = [run for _, run in self.runs]
         self.agree()
-        flying = Counter(pair.made.run for pair in self.flying if pair.made.tool.name not in LOCAL)
-        for ledger, run in self.runs:
+        flying = Counter(call.run for call in self.model.flying if call.tool.name not in LOCAL)
+        for ledger, run in zip(self.real.runs, self.model.runs, strict=True):
             usage = ledger.usage()
             assert (usage.executed, usage.refused) == (len(run.charged), len(run.refused))
             assert usage.by_reason == Counter(run.refused)
@@ -691,33 +581,25 @@ class Both:
             assert len(run.charged) == sum(not call.flying for call in run.charged) + flying[run]
 
 
-def count(ledger):
-    tally = ledger.sync().tally
-    by_tool = {name: n for name, n in tally.by_tool.items() if n}
-    return tally.external, tally.tree, tally.reads, tally.sends, by_tool, tally.tokens, tally.micros
+def play(runs, steps):
+    both = Both(runs)
+    for number, step in enumerate(steps):
+        both.do(*step)
+        if not number % 4:
+            both.agree()
+    both.agree_at_last()
+    return both.heard
 
 
-def plain(why):
-    return why and No(why.reason, why.used, why.limit, why.retry, why.rule)
+def test_in_3000_random_histories_the_ledger_says_what_the_model_says_and_every_wall_speaks():
+    heard = Counter()
+    for seed in range(3000):
+        heard += play(*history(seed, observable=OBSERVABLE))
+    assert set(heard) == {"passed", "would", "confirms", "stop", *SPEAKING}
+    assert min(heard.values()) > 100, heard
 
 
 # Any history ----------------------------------------------------------------------------------------------------------
-
-RUN = st.integers(0, 9)
-WHICH = st.integers(-1, 9)
-LIMITS = st.sets(st.sampled_from(sorted(CHOICES)), max_size=8).flatmap(
-    lambda walls: st.fixed_dictionaries(
-        {key: st.sampled_from(values) for wall in sorted(walls) for key, values in CHOICES[wall].items()}
-    )
-)
-OBSERVE = st.just(frozenset()) | st.sets(st.sampled_from(OBSERVABLE), max_size=3).map(frozenset)
-WHAT = {
-    "which": RUN,
-    "name": st.sampled_from(sorted(TOOLS)),
-    "argument": st.sampled_from(ARGUMENTS),
-    "shape": st.sampled_from([None, b"s", b"t"]),
-}
-HOW = {"outcome": st.sampled_from(OUTCOMES), "digest": st.sampled_from(DIGESTS), "signature": st.sampled_from(SIGNATURES)}
 
 
 class Histories(RuleBasedStateMachine):
@@ -726,56 +608,50 @@ class Histories(RuleBasedStateMachine):
     @initialize(limits=LIMITS)
     def begin(self, limits):
         self.both = Both()
-        self.both.session()
-        self.both.session()
-        self.both.open(limits, session=0)
+        self.both.do("open", limits, None, 0)
 
-    @precondition(lambda self: len(self.both.runs) < 6)
-    @rule(limits=LIMITS, above=st.none() | RUN, session=st.none() | st.integers(0, 1), observe=OBSERVE)
+    @precondition(lambda self: len(self.both.model.runs) < 6)
+    @rule(limits=LIMITS, above=st.none() | RUN, session=st.none() | st.integers(0, 1), observe=observing(OBSERVABLE))
     def open(self, limits, above, session, observe):
-        self.both.open(limits, above=above, session=session, observe=observe)
+        self.both.do("open", limits, above, session, observe)
 
     @rule(**WHAT)
     def make(self, **what):
-        self.both.make(**what)
+        self.both.do("make", **what)
 
-    @precondition(lambda self: self.both.made)
-    @rule(which=WHICH, ask=st.booleans())
+    @rule(which=WHICH, **ASK)
     def admit(self, which, ask):
-        self.both.admit(which, ask)
+        self.both.do("admit", which, ask)
 
-    @precondition(lambda self: self.both.flying)
     @rule(which=WHICH, **HOW)
     def end(self, which, **how):
-        self.both.end(which, **how)
+        self.both.do("end", which, **how)
 
-    @precondition(lambda self: self.both.refused)
     @rule(which=WHICH)
     def tell(self, which):
-        self.both.tell(which)
+        self.both.do("tell", which)
 
-    @rule(**WHAT, **HOW, ask=st.booleans(), times=st.integers(1, 4))
+    @rule(**WHAT, **HOW, **ASK, times=st.integers(1, 4))
     def call(self, times, **call):
         for _ in range(times):
-            self.both.call(**call)
+            self.both.do("call", **call)
 
     @rule(which=RUN)
     def turn(self, which):
-        self.both.turn(which)
+        self.both.do("turn", which)
 
-    @rule(which=RUN, tokens=st.sampled_from([0, 3, 8]), micros=st.sampled_from([0, 100_000, 250_001]))
+    @rule(which=RUN, tokens=st.sampled_from(TOKENS), micros=st.sampled_from(MICROS))
     def spend(self, which, tokens, micros):
-        self.both.spend(which, tokens, micros)
+        self.both.do("spend", which, tokens, micros)
 
-    @rule(seconds=st.sampled_from([0.5, 2.0]), which=RUN, look=st.booleans())
-    def wait(self, seconds, which, look):
-        self.both.wait(seconds)
-        if look:
-            self.both.look(which)
+    @rule(seconds=st.sampled_from([0.5, 2.0]), which=RUN)
+    def wait_and_look(self, seconds, which):
+        self.both.do("wait", seconds)
+        self.both.do("look", which)
 
     @rule(which=RUN)
     def stop(self, which):
-        self.both.stop(which)
+        self.both.do("stop", which)
 
     @invariant()
     def agree(self):
@@ -788,3 +664,74 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+# Histories that were told wrong once ----------------------------------------------------------------------------------
+
+A = SIGNATURES[0]
+X = DIGESTS[1]
+
+
+def fails(run, argument=b"1", signature=A):
+    return "call", run, "read", argument, None, "error", X, signature
+
+
+def made_and_admitted(run):
+    return [("make", run, "read", b"1", None), ("admit", -1)]
+
+
+def runs_of_one_session(*limits, observe=frozenset()):
+    return [{"limits": its, "session": 0, "observe": observe} for its in limits]
+
+
+def test_a_run_with_a_lower_limit_hears_what_failed_in_a_run_of_its_session_with_a_higher_one():
+    for key in ("repeat_failure", "same_complaint"):
+        runs = runs_of_one_session({key: 2}, {key: 5})
+        arguments = (b"1", b"1", b"1") if key == "repeat_failure" else (b"1", b"2", b"3")
+        steps = [fails(which, argument) for which, argument in zip((0, 1, 0), arguments, strict=True)]
+        assert play(runs, steps)[key] == 1
+
+
+def test_complaints_that_one_run_heard_past_its_limit_count_in_a_run_with_a_higher_one():
+    runs = runs_of_one_session({"same_complaint": 1}, {"same_complaint": 3})
+    arguments = [bytes([n]) for n in range(9)]  # of each two one is refused
+    heard = play(runs, [*(fails(0, argument) for argument in arguments), fails(1)])
+    assert (heard["passed"], heard["same_complaint"]) == (5, 5)
+
+
+def test_what_only_runs_because_the_wall_observes_is_no_probe_and_closes_nothing():
+    for key in ("repeat_failure", "same_complaint"):
+        enforced, observed = runs_of_one_session({key: 1}, {key: 1}, observe=frozenset())
+        observed["observe"] = frozenset({key})
+        heard = play([enforced, observed], [fails(0), fails(1), fails(1), fails(0), *made_and_admitted(0)])
+        assert heard == {"passed": 4, "would": 2, key: 1, "confirms": 0}
+
+
+def test_a_call_that_another_runs_limit_admits_does_not_give_a_probe_back():
+    steps = [
+        fails(0),
+        fails(0),  # refused
+        *made_and_admitted(0),  # the probe
+        fails(1),
+        *made_and_admitted(0),  # refused, since the probe is still in flight
+    ]
+    heard = play(runs_of_one_session({"repeat_failure": 1}, {"repeat_failure": 9}), steps)
+    assert (heard["passed"], heard["repeat_failure"]) == (3, 2)
+
+
+def test_a_twin_that_ends_after_a_new_outcome_leaves_the_row_at_one():
+    same = ("call", 0, "read", b"1", None, "ok", X, "")
+    steps = [*made_and_admitted(0), same, ("end", 0, "ok", X, ""), same, same]
+    heard = play([{"limits": {"same_outcome": 3}}], [*steps, same])
+    assert (heard["passed"], heard["same_outcome"]) == (4, 1)
+    other = ("call", 0, "read", b"2", None, "ok", X, "")
+    heard = play([{"limits": {"same_outcome": 3}}], [other, other, *steps])
+    assert heard["same_outcome"] == 0
+
+
+def test_polls_are_outside_the_stuck_rule_whatever_counts_as_its_signal():
+    for signal in ("unchanged", "any"):
+        limits = {"hard_cap": None, "adaptive_soft": 2, "adaptive_repeats": 1, "adaptive_signal": signal}
+        poll = ("call", 0, "polls", b"1", None, "ok", X, "")
+        heard = play([{"limits": limits}], [("call", 0, "local", b"1", None, "ok", X, ""), *[poll] * 4])
+        assert heard["hard_stop"] == (2 if signal == "unchanged" else 0)

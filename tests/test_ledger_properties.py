@@ -1,583 +1,524 @@
-"""The ledger against plain models of itself, over histories that nobody thought of."""
+"""The ledger against itself, over histories that nobody thought of: what must not matter changes no verdict."""
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from toolguard._clock import tick
+from toolguard._identity import SIZE
 from toolguard._ledger import Ledger
 from toolguard._values import Call, Refused, Tool
 from toolguard.walls import KEYS, NAMES, TABLE
 
 OFF = {name: "unchanged" if name == "adaptive_signal" else 0 for name in KEYS}
-FIRST = 5  # rows of the table that end runs; they come first in every order
+MUTE = frozenset({"turn_step", "output_chars", "result_chars"})  # they refuse nothing
+SPEAKING = frozenset(NAMES) - MUTE
+FIRST = 8  # rows of the table that end runs; they come first in every order
 
 TOOLS = {
     tool.name: tool
     for tool in (
         Tool("read", "read", "read"),
+        Tool("Read", "read", "read"),
         Tool("own_read", "own_read", "read", limit=2),
         Tool("free_read", "free_read", "read", limit=0),
         Tool("polls", "polls", "read", polls=True),
         Tool("send", "send", "send"),
         Tool("own_send", "own_send", "send", limit=1),
+        Tool("free_send", "free_send", "send", limit=0),
+        Tool("bell", "bell", "send", repeatable=True),
         Tool("query", "query", "read", query=True),
         Tool("query_send", "query_send", "send", query=True),
+        Tool("expert", "expert", "read", delegate=True),
+        Tool("desk", "desk", "read", limit=3, delegate=True),
         Tool("local", "local", "read"),
     )
 }
-SMALL = st.integers(0, 4)
-LIMITS = st.fixed_dictionaries(
-    {
-        "hard_cap": st.none() | st.integers(0, 8),
-        "adaptive_soft": st.integers(0, 6),
-        "adaptive_multiplier": st.integers(0, 3),
-        "adaptive_repeats": st.integers(0, 3),
-        "adaptive_signal": st.sampled_from(["unchanged", "any"]),
-        "refused_turns": SMALL,
-        "refused_calls": st.integers(0, 6),
-        "query_loop": SMALL,
-        "per_tool": SMALL,
-        "delivery": SMALL,
-        "aggregate": SMALL,
-    }
-)
-OBSERVE = st.sets(st.sampled_from(NAMES)).map(frozenset) | st.just(frozenset())
-OUTCOMES = st.sampled_from(["ok", "ok", "error", "cancelled", "not_executed", "inner"])
-RUNS = 4  # one outer run, two nested in it, one nested in the second of these
-PARENTS = (None, 0, 0, 2)
+LOCAL = frozenset({"local"})
 
-# Histories: what is done in which run. `begin` admits a call, `end` ends the oldest one that is open.
-CALL = st.tuples(
-    st.sampled_from(["call", "call", "call", "begin"]),
-    st.integers(0, RUNS - 1),
-    st.sampled_from(sorted(TOOLS)),
-    st.sampled_from([b"1", b"2", b"3"]),
-    st.sampled_from([None, b"x", b"y"]),
-    OUTCOMES,
-)
-STEP = st.one_of(
-    CALL,
-    CALL,
-    CALL,
-    st.tuples(st.sampled_from(["turn", "end"]), st.integers(0, RUNS - 1)),
-    st.tuples(st.sampled_from(["stop", "turn"]), st.integers(0, RUNS - 1)),
+# Histories ------------------------------------------------------------------------------------------------------------
+
+ARGUMENTS = (b"1", b"2", b"3", b"?")  # the last one holds an opaque value
+SHAPES = (None, b"s", b"s", b"t")
+DIGESTS = (None, b"x" * SIZE, b"y" * SIZE)
+SIGNATURES = ("a" * 60 + "1", "a" * 60 + "2", "b")  # the first two begin alike as far as a complaint is compared
+OUTCOMES = ("ok", "ok", "ok", "error", "error", "cancelled", "closed", "not_executed", "inner")
+TOKENS = (0, 3, 8)
+MICROS = (0, 100_000, 250_001)
+
+# What each wall may be set to. A key that a run does not get is off.
+CHOICES = {
+    "cap": {"hard_cap": [2, 5, 9]},
+    "adaptive": {
+        "hard_cap": [None],
+        "adaptive_soft": [2, 3, 5],
+        "adaptive_multiplier": [0, 2, 3],
+        "adaptive_repeats": [0, 1, 2, 3],
+        "adaptive_signal": ["unchanged", "any"],
+    },
+    "refused_turns": {"refused_turns": [1, 2]},
+    "refused_calls": {"refused_calls": [2, 3]},
+    "deadline_s": {"deadline_s": [1.5, 3]},
+    "tokens": {"tokens": [10, 25]},
+    "cost_usd": {"cost_usd": [0.25, 0.5]},
+    "repeat_failure": {"repeat_failure": [1, 2, 2, 3], "progress_clears": [True, False]},
+    "same_complaint": {"same_complaint": [1, 2, 3]},
+    "same_outcome": {"same_outcome": [1, 2, 3]},
+    "stale_streak": {"stale_streak": [1, 2, 3]},
+    "duplicate_send": {"duplicate_send": [1, 1, 2]},
+    "query_loop": {"query_loop": [1, 2]},
+    "delegation": {"delegation": [1, 2]},
+    "per_tool": {"per_tool": [1, 2, 4]},
+    "delivery": {"delivery": [1, 2, 4]},
+    "call_budget": {"call_budget": [2, 5]},
+    "aggregate": {"aggregate": [1, 2, 4]},
+}
+# Three trees of runs, in two sessions and in some of their own: (the run around it, its session).
+TREES = ((None, 0), (0, None), (None, 1), (2, 0), (3, None), (None, None))
+RUNS = len(TREES)
+
+VERBS = ["call"] * 16 + ["begin", "turn"] * 3 + ["end"] * 4 + ["wait", "spend"] * 2 + ["make", "admit", "tell", "look"]
+
+
+def draw_limits(draw, share):
+    """Return the limits of a run in which about this share of the walls is on."""
+    limits = {}
+    for keys in CHOICES.values():
+        if draw.random() < share:
+            limits |= {key: draw.choice(values) for key, values in keys.items()}
+    return limits
+
+
+def draw_runs(draw, observable):
+    """Return what the runs are opened with: the same limits or others."""
+    share = draw.choice([0.1, 0.2, 0.4])
+    limits = draw_limits(draw, share)
+    return [
+        {
+            "limits": limits if draw.random() < 0.6 else draw_limits(draw, share),
+            "above": above,
+            "session": session,
+            "observe": frozenset(draw.sample(observable, draw.choice([0, 0, 0, 1, 3]))),
+            "own": {"read": draw.choice([0, 1, 3]), "send": 2} if draw.random() < 0.1 else {},
+        }
+        for above, session in TREES
+    ]
+
+
+def draw_steps(draw, tools, verbs):
+    """Return what is done: the name of a method of `Play`, and its arguments."""
+    of = draw.choice
+    names = draw.sample(tools, of([1, 2, 4]))  # few, so that calls meet each other
+    runs = draw.sample(range(RUNS), of([1, 2, 4]))
+    outcomes = of([OUTCOMES, ("ok",), ("error",), ("error", "error", "ok"), ("error", "cancelled"), ("not_executed",)])
+    digests = of([DIGESTS, DIGESTS[1:], DIGESTS[1:2]])
+    arguments = of([ARGUMENTS, ARGUMENTS[:2], ARGUMENTS[:1]])
+    signatures = of([SIGNATURES, SIGNATURES[:2], SIGNATURES[:1]])
+    for _ in range(40):
+        verb, run, ask = of(verbs), of(runs), draw.random() < 0.2
+        what = run, of(names), of(arguments), of(SHAPES)
+        how = of(outcomes), of(digests), of(signatures)
+        match verb:
+            case "call":
+                yield verb, *what, *how, ask
+            case "make":
+                yield verb, *what
+            case "begin":
+                yield "make", *what
+                yield "admit", -1, ask
+            case "admit":
+                yield verb, draw.randrange(9), ask
+            case "end":
+                yield verb, draw.randrange(9), *how
+            case "tell":
+                yield verb, draw.randrange(9)
+            case "spend":
+                yield verb, run, of(TOKENS), of(MICROS)
+            case "wait":
+                yield verb, of([0.5, 1.0])
+            case _:
+                yield verb, run
+
+
+def history(seed, *, tools=None, observable=sorted(NAMES)):  # noqa: B008  nobody changes it
+    """Return one random history, which is cheap to draw: its runs and its steps."""
+    draw = random.Random(seed)
+    runs = draw_runs(draw, observable)
+    return runs, list(draw_steps(draw, tools or sorted(TOOLS), VERBS + ["stop"] * (seed % 10 == 0)))
+
+
+# The same as strategies, which shrink.
+RUN = st.integers(0, RUNS - 1)
+WHICH = st.integers(-1, 9)
+WHAT = {
+    "which": RUN,
+    "name": st.sampled_from(sorted(TOOLS)),
+    "argument": st.sampled_from(ARGUMENTS),
+    "shape": st.sampled_from(SHAPES),
+}
+HOW = {"outcome": st.sampled_from(OUTCOMES), "digest": st.sampled_from(DIGESTS), "signature": st.sampled_from(SIGNATURES)}
+ASK = {"ask": st.booleans()}
+LIMITS = st.sets(st.sampled_from(sorted(CHOICES)), max_size=8).flatmap(
+    lambda walls: st.fixed_dictionaries(
+        {key: st.sampled_from(values) for wall in sorted(walls) for key, values in CHOICES[wall].items()}
+    )
 )
 
 
-def histories(many):
-    """Return `many` histories of random runs: what hypothesis draws shrinks well, and what this draws is cheap."""
-    outcomes = ["ok", "ok", "error", "cancelled", "not_executed", "inner"]
-    for seed in range(many):
-        draw = random.Random(seed)
-        of = draw.choice
-        names = draw.sample(sorted(TOOLS), 3)  # few, so that calls meet each other
-        limits = [
+def observing(names):
+    return st.just(frozenset()) | st.sets(st.sampled_from(sorted(names)), max_size=3).map(frozenset)
+
+
+def step(verb, **arguments):
+    return st.tuples(st.just(verb), *arguments.values())
+
+
+CALL = step("call", **WHAT, **HOW, **ASK)
+STEPS = st.lists(
+    CALL
+    | CALL
+    | CALL
+    | step("make", **WHAT)
+    | step("admit", which=WHICH, **ASK)
+    | step("end", which=WHICH, **HOW)
+    | step("tell", which=WHICH)
+    | step("turn", which=RUN)
+    | step("spend", which=RUN, tokens=st.sampled_from(TOKENS), micros=st.sampled_from(MICROS))
+    | step("wait", seconds=st.sampled_from([0.5, 1.0]))
+    | step("look", which=RUN)
+    | step("stop", which=RUN),
+    max_size=50,
+)
+OPENINGS = st.tuples(
+    *(
+        st.fixed_dictionaries(
             {
-                "hard_cap": of([0, 0, 0, 0, None, None, 6, 12]),
-                "adaptive_soft": of([0, 3, 6, 9]),
-                "adaptive_multiplier": of([0, 2, 3]),
-                "adaptive_repeats": of([0, 2, 3]),
-                "adaptive_signal": of(["unchanged", "any"]),
-                "refused_turns": of([0, 1, 2]),
-                "refused_calls": of([0, 0, 0, 3, 6]),
-                "query_loop": of([0, 2, 3]),
-                "per_tool": of([0, 2, 4]),
-                "delivery": of([0, 1, 3]),
-                "aggregate": of([0, 2, 4]),
+                "limits": LIMITS,
+                "above": st.just(above),
+                "session": st.just(session),
+                "observe": observing(NAMES),
+                "own": st.sampled_from([{}, {}, {"read": 1, "send": 2}]),
             }
-            for _ in range(RUNS)
-        ]
-        observe = frozenset(draw.sample(NAMES, of([0, 0, 1, 2, len(NAMES)])))
-        steps = []
-        for _ in range(40):
-            verb, run = (
-                of(["call"] * 12 + ["begin"] * 4 + ["end"] * 3 + ["turn"] * 3 + ["stop"] * (seed % 3 == 0)),
-                of([0, 0, 0, 1, 2, 2, 3]),
-            )
-            if verb in {"call", "begin"}:
-                steps.append((verb, run, of(names), of([b"1", b"2", b"3"]), of([None, b"x", b"y"]), of(outcomes)))
-            else:
-                steps.append((verb, run))
-        yield draw, limits, observe, steps
+        )
+        for above, session in TREES
+    )
+)
 
 
-def open_tree(limits, *, table=TABLE, observe=frozenset()):
-    runs = []
-    for parent, its in zip(PARENTS, limits, strict=True):
-        above = None if parent is None else runs[parent]
-        runs.append(Ledger(table, {**OFF, **its}, parent=above, observe=observe, local=frozenset({"local"})))
-    return runs
+# Playing them ---------------------------------------------------------------------------------------------------------
 
 
-class Player:
-    """Plays a history in a tree of runs and writes down what every call was told."""
+class No(NamedTuple):
+    """A refusal, as far as it is compared."""
 
-    def __init__(self, runs, *, shortcut=True):
-        self.runs = runs
-        self.shortcut = shortcut
-        self.open = []
-        self.told = []
+    reason: str
+    used: float | None
+    limit: float | None
+    retry: str = "different"
+    rule: str | None = None
 
-    def step(self, step):
-        verb, run, *rest = step
-        ledger = self.runs[run]
-        if verb in {"call", "begin"}:
-            self.call(ledger, verb, *rest)
-        elif verb == "turn":
-            ledger.begin_turn()
-        elif verb == "stop":
-            ledger.stop(Refused("stop", None, None, "never"), "over")
-        elif self.open:
-            ended, why = self.open.pop(0)
-            ended[0].end(ended[1], why)
 
-    def call(self, ledger, verb, name, argument, digest, outcome):
-        plan = ledger.plan(TOOLS[name])
-        identity = name.encode() + argument
-        call = Call(plan.tool, plan, identity, argument if plan.query else None, ledger.turn, tick())
-        if not self.shortcut:
-            plan.until = 0
-        why = ledger.admit(call, plan)
-        call.outcome, call.digest, call.inner = ("ok" if outcome == "inner" else outcome), digest, outcome == "inner"
-        self.told.append((why, call.would, call.confirms))
-        if verb == "call":
-            ledger.end(call, why)
+def plain(why):
+    return why and No(why.reason, why.used, why.limit, why.retry, why.rule)
+
+
+class Play:
+    """Plays a history step by step, and says after each admission what the call was told.
+
+    Attributes:
+        runs: what plays each run.
+        made, flying, refused: calls before they are admitted, in flight, and refused but not told so yet.
+    """
+
+    def __init__(self, runs=()):
+        self.now = 0.0
+        self.runs, self.sessions = [], [self.new_session(), self.new_session()]
+        self.made, self.flying, self.refused = [], [], []
+        self.number = 0
+        for run in runs:
+            self.open(**run)
+
+    def play(self, steps):
+        """Return what every call was told: its refusal, the mark of an observing wall, and the call that it confirms."""
+        told = [getattr(self, verb)(*rest) for verb, *rest in steps]
+        return [one for one in told if one is not None]
+
+    def call(self, which, name, argument, shape, outcome, digest, signature, ask=False):
+        """Make a whole call."""
+        self.make(which, name, argument, shape)
+        told = self.admit(ask=ask)
+        if told[0] is None:
+            self.end(-1, outcome, digest, signature)
         else:
-            self.open.append(((ledger, call), why))
+            self.tell(-1)
+        return told
 
-    def counts(self):
-        return [
-            (run.sync().tally.external, run.tally.tree, run.tally.reads, run.tally.sends, dict(run.tally.by_tool), run.would)
-            for run in self.runs
-        ]
+    def wait(self, seconds):
+        self.now += seconds
 
+    def run(self, which):
+        return self.runs[which % len(self.runs)]
 
-# The shortcut ---------------------------------------------------------------------------------------------------------
-
-
-def compare_with_no_shortcut(limits, observe, steps):
-    quick = Player(open_tree(limits, observe=observe))
-    slow = Player(open_tree(limits, observe=observe), shortcut=False)
-    for step in steps:
-        quick.step(step)
-        slow.step(step)
-    assert quick.told == slow.told
-    assert quick.counts() == slow.counts()
-    assert [run.stopped for run in quick.runs] == [run.stopped for run in slow.runs]
-    return quick
+    def take(self, calls, which):
+        return calls.pop(which % len(calls))
 
 
-@settings(max_examples=150, deadline=None)
-@given(limits=st.lists(LIMITS, min_size=RUNS, max_size=RUNS), observe=OBSERVE, steps=st.lists(STEP, max_size=60))
-def test_what_is_certain_to_pass_would_have_passed_had_every_wall_been_asked(limits, observe, steps):
-    compare_with_no_shortcut(limits, observe, steps)
+def facts(name, argument, shape):
+    """Return identity, query and specialist of a call."""
+    identity = (name.encode() + argument).ljust(SIZE, b".") + b"?" * (argument == b"?")
+    return identity, shape if TOOLS[name].query else None, name.encode() + argument if name == "desk" else None
+
+
+class Real(Play):
+    """Plays in the ledger."""
+
+    def __init__(self, runs=(), *, table=TABLE, observe=None, shortcut=True, asking=True):
+        self.table, self.observe, self.shortcut, self.asking = table, observe, shortcut, asking
+        super().__init__(runs)
+
+    def new_session(self):
+        return Ledger((), {}).session
+
+    def open(self, limits, above=None, session=None, observe=frozenset(), own=None):
+        """Open a run; a nested one is in the session of the run around it unless it names another."""
+        self.runs.append(
+            Ledger(
+                self.table,
+                {**OFF, **limits},
+                session=None if session is None else self.sessions[session],
+                parent=None if above is None else self.run(above),
+                began=self.now,
+                observe=observe if self.observe is None else self.observe,
+                local=LOCAL,
+                own=own or {},
+            )
+        )
+
+    def make(self, which, name, argument, shape):
+        """Enter the wrapper."""
+        ledger = self.run(which)
+        plan = ledger.plan(TOOLS[name])
+        identity, query, specialist = facts(name, argument, shape)
+        call = Call(plan.tool, plan, identity, query if plan.query else None, ledger.turn, tick())
+        call.specialist = specialist if plan.specialist else None
+        self.number += 1
+        call.now, call.trace = self.now, self.number
+        self.made.append((ledger, call))
+
+    def admit(self, which=-1, ask=False):
+        """Ask, after a gate has asked or not. What is refused it is the answer; else it must not matter that it asked."""
+        if not self.made:
+            return None
+        ledger, call = self.take(self.made, which)
+        if not self.shortcut:
+            call.plan.until = 0
+        why = ledger.ask(call, call.plan) if ask and self.asking else None
+        why = why or ledger.admit(call, call.plan)
+        if why is None:
+            self.flying.append((ledger, call))
+        else:
+            assert not call.charged
+            self.refused.append((ledger, call, why))
+        return plain(why), plain(call.would), None if why else call.confirms
+
+    def end(self, which, outcome, digest, signature):
+        """Let an admitted call end."""
+        if self.flying:
+            ledger, call = self.take(self.flying, which)
+            call.outcome, call.inner = ("ok", True) if outcome == "inner" else (outcome, False)
+            call.digest = digest if outcome in {"ok", "error"} and call.plan.digest else None
+            call.signature = signature if outcome == "error" and call.plan.signature else None
+            ledger.end(call)
+
+    def tell(self, which):
+        """Let a refusal go back to its caller."""
+        if self.refused:
+            ledger, call, why = self.take(self.refused, which)
+            ledger.end(call, why)
+
+    def turn(self, which):
+        self.run(which).begin_turn()
+
+    def spend(self, which, tokens, micros):
+        self.run(which).spend(tokens, micros)
+
+    def look(self, which):
+        self.run(which).ended_by(lambda: self.now)
+
+    def stop(self, which):
+        self.run(which).sync().stop(Refused("stop", None, None, "never"), "over")
+
+    def counts(self, which):
+        """Return all that is counted of a run."""
+        ledger = self.runs[which].sync()
+        tally = ledger.tally
+        by_tool = {name: n for name, n in tally.by_tool.items() if n}
+        counts = tally.external, tally.tree, tally.reads, tally.sends, by_tool, tally.tokens, tally.micros
+        return *counts, ledger.refused, ledger.turns, plain(ledger.stopped and ledger.stopped.why)
+
+
+def all_counts(play):
+    return [play.counts(which) for which in range(RUNS)]
+
+
+# The shortcut, and gates ----------------------------------------------------------------------------------------------
+
+
+def compare_with(runs, steps, **different):
+    usual, other = Real(runs), Real(runs, **different)
+    told = usual.play(steps)
+    assert other.play(steps) == told
+    assert all_counts(other) == all_counts(usual)
+    return told
+
+
+@settings(max_examples=100, deadline=None)
+@given(runs=OPENINGS, steps=STEPS)
+def test_what_is_certain_to_pass_would_have_passed_had_every_wall_been_asked(runs, steps):
+    compare_with(runs, steps, shortcut=False)
 
 
 def test_in_2000_random_histories_the_shortcut_changes_no_verdict():
-    told = Counter()
-    for _, limits, observe, steps in histories(2000):
-        for why, would, _ in compare_with_no_shortcut(limits, observe, steps).told:
-            told["passed" if why is None else why.reason] += 1
-            told["would"] += would is not None
+    heard = Counter()
+    for seed in range(2000):
+        for why, would, confirms in compare_with(*history(seed), shortcut=False):
+            heard["passed" if why is None else why.reason] += 1
+            heard["would"] += would is not None
+            heard["confirms"] += confirms is not None
     # The histories are of use only if every wall speaks in them.
-    assert set(told) == {"passed", "would", "stop", *NAMES} - {"turn_step"}
-    assert min(told.values()) > 100
+    assert set(heard) == {"passed", "would", "confirms", "stop", *SPEAKING}
+    assert min(heard.values()) > 50, heard
 
 
 def test_the_shortcut_is_taken():
-    ledger = Ledger(TABLE, {**OFF, "per_tool": 50, "aggregate": 50, "adaptive_soft": 100, "hard_cap": None})
-    player, asked = Player([ledger]), 0
+    limits = {"per_tool": 50, "aggregate": 50, "adaptive_soft": 100, "hard_cap": None, "repeat_failure": 2}
+    play, asked = Real([{"limits": {**limits, "same_complaint": 5, "same_outcome": 3, "stale_streak": 6}}]), 0
     for n in range(50):
-        plan = ledger.plan(TOOLS["read"])
-        asked += ledger.session.mileage >= plan.until
-        player.step(("call", 0, "read", bytes([n]), None, "ok"))
-    assert player.told == [(None, None, None)] * 50
+        ledger = play.runs[0]
+        asked += ledger.tree.mileage >= ledger.plan(TOOLS["read"]).until
+        assert play.call(0, "read", bytes([n]), None, "ok", DIGESTS[1], "") == (None, None, None)
     assert asked == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(runs=OPENINGS, steps=STEPS)
+def test_that_a_gate_asked_first_changes_nothing(runs, steps):
+    compare_with(runs, steps, asking=False)
+
+
+def test_in_500_random_histories_that_a_gate_asked_first_changes_nothing():
+    for seed in range(500):
+        compare_with(*history(seed), asking=False)
 
 
 # The order of the walls -----------------------------------------------------------------------------------------------
 
 
-def compare_with_order(limits, observe, order, steps):
+def compare_with_order(runs, steps, order):
     table = (*TABLE[:FIRST], *(TABLE[i] for i in order))
-    plain = Player(open_tree(limits, observe=observe))
-    permuted = Player(open_tree(limits, observe=observe, table=table))
-    for step in steps:
-        plain.step(step)
-        permuted.step(step)
+    usual, permuted = Real(runs), Real(runs, table=table)
     renamed = 0
-    for (why, would, confirms), (other_why, other_would, other_confirms) in zip(plain.told, permuted.told, strict=True):
-        assert (why is None) == (other_why is None)
+    for (why, would, confirms), (other, other_would, other_confirms) in zip(
+        usual.play(steps), permuted.play(steps), strict=True
+    ):
+        assert (why is None) == (other is None)
         assert (would is None) == (other_would is None)
         assert confirms == other_confirms
         if why is not None and why.retry == "never":
-            assert other_why == why
-        renamed += why != other_why
-    assert plain.counts() == permuted.counts()
-    assert [run.stopped for run in plain.runs] == [run.stopped for run in permuted.runs]
+            assert other == why
+        renamed += why != other
+    assert all_counts(usual) == all_counts(permuted)
     return renamed
 
 
 def test_what_ends_a_run_comes_first():
-    assert {wall.name for wall in TABLE[:FIRST]} == {"hard_stop", "refused_turns", "refused_calls"}
-    assert not {wall.name for wall in TABLE[FIRST:]} & {"hard_stop", "refused_turns", "refused_calls"}
+    stops = {"hard_stop", "refused_turns", "refused_calls", "deadline_s", "tokens", "cost_usd"}
+    assert {wall.name for wall in TABLE[:FIRST]} == stops
+    assert not {wall.name for wall in TABLE[FIRST:]} & stops
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    limits=st.lists(LIMITS, min_size=RUNS, max_size=RUNS),
-    observe=OBSERVE,
-    order=st.permutations(range(FIRST, len(TABLE))),
-    steps=st.lists(STEP, max_size=40),
-)
-def test_the_order_of_the_walls_never_decides_whether_a_call_runs(limits, observe, order, steps):
-    compare_with_order(limits, observe, order, steps)
+@settings(max_examples=100, deadline=None)
+@given(runs=OPENINGS, order=st.permutations(range(FIRST, len(TABLE))), steps=STEPS)
+def test_the_order_of_the_walls_never_decides_whether_a_call_runs(runs, order, steps):
+    compare_with_order(runs, steps, order)
 
 
-def test_in_3000_random_histories_the_order_of_the_walls_names_a_refusal_and_decides_nothing():
-    renamed = 0
-    for draw, limits, observe, steps in histories(3000):
+def test_in_2000_random_histories_the_order_of_the_walls_names_a_refusal_and_decides_nothing():
+    draw, renamed = random.Random(0), 0
+    for seed in range(2000):
         order = draw.sample(range(FIRST, len(TABLE)), len(TABLE) - FIRST)
-        renamed += compare_with_order(limits, observe, order, steps)
-    assert renamed > 100  # the order mattered to the names, so it was tried
+        renamed += compare_with_order(*history(seed), order)
+    assert renamed > 300  # the order mattered to the names, so it was tried
 
 
 # Observe --------------------------------------------------------------------------------------------------------------
 
 
-def compare_first_refusal(limits, steps):
-    enforced, observed = Player(open_tree(limits)), Player(open_tree(limits, observe=frozenset(NAMES)))
-    for step in steps:
-        enforced.step(step)
-        observed.step(step)
-        if enforced.told and enforced.told[-1][0]:
-            break
-    assert all(why is None for why, _, _ in observed.told)
-    refused = [why for why, _, _ in enforced.told]
-    marked = [would for _, would, _ in observed.told]
-    assert marked == refused
-    assert all(run.stopped is None for run in observed.runs)
-    return refused[-1].reason if refused and refused[-1] else None
+def compare_first_refusal(runs, steps, *, observe=frozenset(NAMES), asking=False, skip=frozenset({"stop", "look"})):
+    """Play until enforcement refuses, and return the reason; the program's own stop holds in observe mode too."""
+    enforced, observed = Real(runs, observe=frozenset(), asking=asking), Real(runs, observe=observe, asking=asking)
+    for verb, *rest in steps:
+        if verb in skip:
+            continue
+        told, marked = getattr(enforced, verb)(*rest), getattr(observed, verb)(*rest)
+        if told is None:
+            continue
+        why, _, confirms = told
+        refused, would, _ = marked
+        assert refused is None
+        assert (would is None) == (why is None)
+        if why is not None:
+            # A stop that came between calls says what was spent by then; and of two only the first one holds.
+            assert would == why or would.retry == why.retry == "never"
+            assert all(run.stopped is None for run in observed.runs)
+            return why.reason
+        assert marked == (None, None, confirms)
+    assert [counts[:-1] for counts in all_counts(enforced)] == [counts[:-1] for counts in all_counts(observed)]
+    return None
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    limits=st.lists(LIMITS, min_size=RUNS, max_size=RUNS),
-    steps=st.lists(STEP.filter(lambda step: step[0] != "stop"), max_size=60),
-)
-def test_the_first_call_marked_is_the_first_that_enforcement_refuses(limits, steps):
-    compare_first_refusal(limits, steps)
+@settings(max_examples=100, deadline=None)
+@given(runs=OPENINGS, steps=STEPS)
+def test_the_first_call_marked_is_the_first_that_enforcement_refuses(runs, steps):
+    compare_first_refusal(runs, steps)
 
 
 def test_in_2000_random_histories_the_first_call_marked_is_the_first_that_enforcement_refuses():
-    first = Counter()
-    for _, limits, _, steps in histories(2000):
-        first[compare_first_refusal(limits, [step for step in steps if step[0] != "stop"])] += 1
-    assert set(first) == {*NAMES, None} - {"turn_step"}
+    first = Counter(compare_first_refusal(*history(seed)) for seed in range(2000))
+    assert set(first) == {*SPEAKING, None}
+    assert min(first.values()) > 5, first
 
 
-@pytest.mark.parametrize("name", ["hard_stop", "query_loop", "per_tool", "delivery", "aggregate"])
+@pytest.mark.xfail(reason="a look at a deadline that only observes is forgotten, and no wall sees a local call")
+def test_a_local_call_after_a_look_past_an_observed_deadline_is_marked():
+    local = ("call", 0, "local", b"1", None, "ok", None, "")
+    steps = [("wait", 1.0), ("look", 0), local]
+    assert compare_first_refusal([{"limits": {"deadline_s": 1}}], steps, skip={"stop"}) == "deadline_s"
+
+
+@pytest.mark.xfail(reason="asking finds a plan without walls certain to pass, so that the stop it was to hear of goes unheard")
+def test_a_gated_local_call_after_an_observed_stop_is_marked():
+    local = ("call", 0, "local", b"1", None, "ok", None, "", True)
+    steps = [("spend", 0, 9, 0), local]
+    assert compare_first_refusal([{"limits": {"tokens": 8}}], steps, asking=True) == "tokens"
+
+
+@pytest.mark.parametrize("name", sorted(SPEAKING - {"refused_turns", "refused_calls"}))
 def test_a_wall_that_observes_alone_marks_first_what_it_would_have_refused_first(name):
-    its = {key.name for wall in TABLE if wall.name == name for key in wall.keys}
+    keys = {key.name for wall in TABLE if wall.name == name for key in wall.keys} - {"hard_cap"}
+    free = sorted(name for name, tool in TOOLS.items() if not tool.limit)  # others have a limit in any case
     first = Counter()
-    for _, limits, _, steps in histories(300):
-        alone = [{"hard_cap": 0, **{key: value for key, value in one.items() if key in its}} for one in limits]
-        enforced, observed = Player(open_tree(alone)), Player(open_tree(alone, observe=frozenset({name})))
-        for step in steps:
-            if step[0] == "stop" or step[2:3] in {("own_read",), ("own_send",)}:  # these have a limit in any case
-                continue
-            enforced.step(step)
-            observed.step(step)
-            if enforced.told and enforced.told[-1][0]:
-                break
-        assert [would for _, would, _ in observed.told] == [why for why, _, _ in enforced.told]
-        first[enforced.told[-1][0] and enforced.told[-1][0].reason] += 1
-    assert first[name] > 10
+    for seed in range(60):
+        draw = random.Random(seed)
+        its = [{key: value for key, value in draw_limits(draw, 1.0).items() if key in keys} for _ in TREES]
+        if name == "hard_stop":
+            its = [one | {"hard_cap": draw.choice([None, 3])} for one in its]
+        runs, steps = history(seed, tools=free)
+        runs = [run | {"limits": one, "own": {}} for run, one in zip(runs, its, strict=True)]
+        first[compare_first_refusal(runs, steps, observe=frozenset({name}))] += 1
+    assert first[name] > 5
     assert set(first) <= {name, None}
-
-
-# Everything at once, against a plain reference ------------------------------------------------------------------------
-
-
-@dataclass
-class Made:
-    """What the reference knows of a call."""
-
-    run: int
-    tool: Tool
-    identity: bytes
-    query: bytes | None
-    turn: int
-    started: int
-    charged: bool = False
-    mine: set = field(default_factory=set)
-
-
-@dataclass
-class Reference:
-    """One run, as plainly as it can be written: it keeps its calls and counts them anew each time it is asked."""
-
-    number: int
-    above: "Reference | None"
-    limits: dict
-    charged: list = field(default_factory=list)
-    below: list = field(default_factory=list)
-    seen: set = field(default_factory=set)
-    unchanged: Counter = field(default_factory=Counter)
-    flags: dict = field(default_factory=dict)
-    refused: Counter = field(default_factory=Counter)
-    turn: int = 0
-    calls_in_a_row: int = 0
-    turns_in_a_row: int = 0
-    turn_refused: bool = False
-    turn_ran: bool = False
-    stopped: str | None = None
-
-    def lineage(self):
-        run = self
-        while run is not None:
-            yield run
-            run = run.above
-
-    def tree(self):
-        return len(self.charged) + sum(run.tree() for run in self.below)
-
-    def own(self, tool):
-        return sum(call.tool is tool for call in self.charged)
-
-    def reads(self):
-        return sum(call.tool.kind == "read" for call in self.charged)
-
-    def sends(self):
-        return sum(call.tool.kind == "send" and call.tool.limit is None for call in self.charged)
-
-    def ask(self, call):
-        """Return all walls that refuse, and the runs that this stops."""
-        stops = [run for run in self.lineage() if run.limits["hard_cap"] and run.tree() >= run.limits["hard_cap"]]
-        if self.adaptive_stops():
-            stops.append(self)
-        rest = [name for name in ("query_loop", "per_tool", "delivery", "aggregate") if getattr(self, name)(call)]
-        return ["hard_stop"] * bool(stops) + rest, stops
-
-    def adaptive_stops(self):
-        soft, used = self.limits["adaptive_soft"], len(self.charged)
-        if self.limits["hard_cap"] is not None or not soft or used < soft:
-            return False
-        times, repeats = self.limits["adaptive_multiplier"], self.limits["adaptive_repeats"]
-        return bool((times and used >= soft * times) or (repeats and max(self.unchanged.values(), default=0) >= repeats))
-
-    def query_loop(self, call):
-        n = self.limits["query_loop"]
-        return n and call.query is not None and sum(other.query == call.query for other in self.charged) >= n
-
-    def per_tool(self, call):
-        n = self.limits["per_tool"] if call.tool.limit is None else call.tool.limit
-        return n and call.tool.kind == "read" and self.own(call.tool) >= n
-
-    def delivery(self, call):
-        if call.tool.kind == "read":
-            return False
-        if call.tool.limit is not None:
-            return self.own(call.tool) >= call.tool.limit
-        return self.limits["delivery"] and self.sends() >= self.limits["delivery"]
-
-    def aggregate(self, call):
-        n = self.limits["aggregate"]
-        if call.tool.kind == "send" or not n or self.reads() < n:
-            return False
-        if call.identity not in self.flags:
-            return True
-        at, turn = self.flags[call.identity]
-        return call.started < at or (turn and turn == call.turn)
-
-    def admit(self, call):
-        for run in self.lineage():
-            if run.stopped:
-                return run.stopped
-        if call.tool.name == "local":
-            return None
-        refusing, stops = self.ask(call)
-        call.mine = set(refusing)
-        for run in stops:
-            run.stopped = run.stopped or "hard_stop"
-        if refusing:
-            return refusing[0]
-        self.charged.append(call)
-        return None
-
-    def settle(self, call, outcome, digest):
-        if outcome == "not_executed":
-            if call in self.charged:
-                self.charged.remove(call)
-            self.refuse(call, "gate")
-            return
-        if outcome == "inner":
-            return
-        self.calls_in_a_row, self.turn_ran = 0, True
-        if call.tool.name == "local":
-            return
-        if digest is None or (call.identity, digest) not in self.seen:
-            self.unchanged = Counter([call.identity])
-        elif not call.tool.polls:
-            self.unchanged[call.identity] += 1
-        if digest is not None:
-            self.seen.add((call.identity, digest))
-
-    def refuse(self, call, reason):
-        self.refused[reason] += 1
-        if call.tool.name == "local":
-            return
-        if call.mine == {"aggregate"}:
-            self.flags.setdefault(call.identity, (tick(), call.turn))
-        if call.turn:
-            self.turn_refused = True
-        else:
-            self.calls_in_a_row += 1
-            if self.limits["refused_calls"] and self.calls_in_a_row >= self.limits["refused_calls"]:
-                self.stopped = self.stopped or "refused_calls"
-
-    def begin_turn(self):
-        if self.turn_ran:
-            self.turns_in_a_row = 0
-        elif self.turn_refused:
-            self.turns_in_a_row += 1
-        self.turn_ran = self.turn_refused = False
-        if self.limits["refused_turns"] and self.turns_in_a_row >= self.limits["refused_turns"]:
-            self.stopped = self.stopped or "refused_turns"
-        self.turn += 1
-
-
-class Runs(RuleBasedStateMachine):
-    """A tree of runs in which calls are made, admitted and ended in any order."""
-
-    @initialize(limits=LIMITS)
-    def open_outermost(self, limits):
-        self.ledgers, self.references = [], []
-        self.made, self.running, self.refused = [], [], []
-        self._open(None, limits)
-
-    def _open(self, parent, limits):
-        limits = {**OFF, **limits, "adaptive_signal": "unchanged"}
-        above = None if parent is None else self.references[parent]
-        ledger = Ledger(
-            TABLE,
-            limits,
-            parent=None if parent is None else self.ledgers[parent],
-            local=frozenset({"local"}),
-        )
-        reference = Reference(len(self.references), above, limits)
-        if above is not None:
-            above.below.append(reference)
-        self.ledgers.append(ledger)
-        self.references.append(reference)
-
-    def _which(self, number, of):
-        return number % len(of)
-
-    @precondition(lambda self: len(self.ledgers) < 5)
-    @rule(parent=st.integers(0, 4), limits=LIMITS)
-    def open_nested(self, parent, limits):
-        self._open(self._which(parent, self.ledgers), limits)
-
-    @rule(
-        run=st.integers(0, 4),
-        name=st.sampled_from(sorted(TOOLS)),
-        argument=st.sampled_from([b"1", b"2", b"3"]),
-        shape=st.sampled_from([None, b"s", b"t"]),
-    )
-    def make(self, run, name, argument, shape):
-        run = self._which(run, self.ledgers)
-        tool, ledger = TOOLS[name], self.ledgers[run]
-        plan = ledger.plan(tool)
-        query = shape if tool.query and ledger._seats[0].limits["query_loop"] else None
-        identity = name.encode() + argument
-        call = Call(plan.tool, plan, identity, query, ledger.turn, tick())
-        self.made.append((call, Made(run, tool, identity, query, self.references[run].turn, call.started)))
-
-    @precondition(lambda self: self.made)
-    @rule(which=st.integers(0, 20))
-    def admit(self, which):
-        call, made = self.made.pop(self._which(which, self.made))
-        why = self.ledgers[made.run].admit(call, call.plan)
-        expected = self.references[made.run].admit(made)
-        assert (why and why.reason) == expected
-        if why is None:
-            self.running.append((call, made))
-        else:
-            assert not call.charged
-            self.refused.append((call, made, why))
-
-    @rule(
-        run=st.integers(0, 4),
-        name=st.sampled_from(sorted(TOOLS)),
-        argument=st.sampled_from([b"1", b"2", b"3"]),
-        shape=st.sampled_from([None, b"s", b"t"]),
-        outcome=OUTCOMES,
-        digest=st.sampled_from([None, b"x", b"y"]),
-    )
-    def call(self, run, name, argument, shape, outcome, digest):
-        self.make(run, name, argument, shape)
-        self.admit(len(self.made) - 1)
-        if self.running and self.running[-1][1].started == self._last_started():
-            self._end(len(self.running) - 1, outcome, digest)
-        else:
-            self.tell(len(self.refused) - 1)
-
-    def _last_started(self):
-        newest = [made.started for _, made in self.running] + [made.started for _, made, _ in self.refused]
-        return max(newest)
-
-    @precondition(lambda self: self.running)
-    @rule(which=st.integers(0, 20), outcome=OUTCOMES, digest=st.sampled_from([None, b"x", b"y"]))
-    def end(self, which, outcome, digest):
-        self._end(self._which(which, self.running), outcome, digest)
-
-    def _end(self, index, outcome, digest):
-        call, made = self.running.pop(index)
-        call.outcome, call.inner = ("ok" if outcome == "inner" else outcome), outcome == "inner"
-        call.digest = digest
-        self.ledgers[made.run].end(call)
-        self.references[made.run].settle(made, outcome, digest)
-
-    @precondition(lambda self: self.refused)
-    @rule(which=st.integers(0, 20))
-    def tell(self, which):
-        call, made, why = self.refused.pop(self._which(which, self.refused))
-        self.ledgers[made.run].end(call, why)
-        self.references[made.run].refuse(made, why.reason)
-
-    @rule(run=st.integers(0, 4))
-    def turn(self, run):
-        run = self._which(run, self.ledgers)
-        self.ledgers[run].begin_turn()
-        self.references[run].begin_turn()
-
-    @rule(run=st.integers(0, 4))
-    def look(self, run):
-        run = self._which(run, self.ledgers)
-        usage, reference = self.ledgers[run].usage(), self.references[run]
-        assert usage.executed == len(reference.charged)
-        assert usage.refused == reference.refused.total()
-        assert dict(usage.by_reason) == dict(reference.refused)
-        assert dict(usage.by_tool) == dict(Counter(call.tool.name for call in reference.charged))
-
-    @invariant()
-    def counts_agree(self):
-        for ledger, reference in zip(self.ledgers, self.references, strict=True):
-            tally = ledger.sync().tally
-            assert tally.external == len(reference.charged)
-            assert tally.tree == reference.tree()
-            assert tally.reads == reference.reads()
-            assert tally.sends == reference.sends()
-            assert (ledger.stopped and ledger.stopped.why.reason) == reference.stopped
-            assert ledger.turn == reference.turn
-
-
-TestRuns = Runs.TestCase
-TestRuns.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
