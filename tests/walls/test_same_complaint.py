@@ -215,10 +215,14 @@ def test_one_tools_complaints_are_no_other_tools():
 
 def test_the_success_of_one_tool_ends_nothing_for_another():
     with alone():
-        fail(*range(5))
+        for n in range(5):
+            begun(job(n)).fail()
         fail(0, call=other)
         assert other(1) == "ok"
-        refused()
+        assert_refused(Flight(job(5)).begin(), "same_complaint")
+        probe = begun(job(6))
+        assert_refused(Flight(job(7)).begin(), "same_complaint")
+        probe.end()
 
 
 def test_tools_under_one_name_share_it():
