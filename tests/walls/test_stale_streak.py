@@ -394,6 +394,16 @@ def test_calls_in_flight_are_not_counted_before_they_end():
         assert_refused(Flight(job()).begin(), "stale_streak")
 
 
+def test_while_a_new_call_is_in_flight_the_old_ones_stay_refused():
+    with alone(stale_streak=2):
+        for _ in range(3):
+            begun(job(1)).end()
+        new = begun(job(2))
+        assert_refused(Flight(job(1)).begin(), "stale_streak")
+        new.end()
+        begun(job(1)).end()
+
+
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
@@ -478,6 +488,16 @@ def test_a_hundred_thousand_calls_leave_a_bounded_state_and_forgetting_refuses_n
     assert len(tally._new) + len(tally._old) < 40_000
     for n in range(7):
         assert lab.attempt(tools.read, n.to_bytes(16), digest=b"x" * 16) is None
+
+
+def test_what_was_seen_some_thousand_calls_ago_is_still_known(lab, tools):
+    lab = lab(stale_streak=6)
+    for n in range(6000):
+        assert lab.attempt(tools.read, n.to_bytes(16), digest=b"x" * 16) is None
+    for n in range(6):
+        assert lab.attempt(tools.read, n.to_bytes(16), digest=b"x" * 16) is None
+    assert lab.reason(tools.read, (7).to_bytes(16), digest=b"x" * 16) == "stale_streak"
+    assert lab.reason(tools.read, (6001).to_bytes(16), digest=b"x" * 16) is None
 
 
 # Any history ----------------------------------------------------------------------------------------------------------
