@@ -81,7 +81,10 @@ CHOICES = {
 TREES = ((None, 0), (0, None), (None, 1), (2, 0), (3, None), (None, None))
 RUNS = len(TREES)
 
-VERBS = ["call"] * 16 + ["begin", "turn"] * 3 + ["end"] * 4 + ["wait", "spend"] * 2 + ["make", "admit", "tell", "look"]
+# How often what is done: mostly whole calls, or mostly calls that overlap.
+BETWEEN = ["turn"] * 3 + ["wait", "spend"] * 2 + ["look"]
+WHOLE = ["call"] * 16 + ["begin"] * 3 + ["end"] * 4 + ["make", "admit", "tell"] + BETWEEN
+OVERLAPPING = ["call"] * 6 + ["begin"] * 8 + ["end"] * 9 + ["make", "admit", "tell"] * 4 + BETWEEN
 
 
 def draw_limits(draw, share):
@@ -148,7 +151,8 @@ def history(seed, *, tools=None, observable=sorted(NAMES)):  # noqa: B008  nobod
     """Return one random history, which is cheap to draw: its runs and its steps."""
     draw = random.Random(seed)
     runs = draw_runs(draw, observable)
-    return runs, list(draw_steps(draw, tools or sorted(TOOLS), VERBS + ["stop"] * (seed % 10 == 0)))
+    verbs = draw.choice([WHOLE, OVERLAPPING]) + ["stop"] * (seed % 10 == 0)
+    return runs, list(draw_steps(draw, tools or sorted(TOOLS), verbs))
 
 
 # The same as strategies, which shrink.
