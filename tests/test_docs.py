@@ -180,7 +180,7 @@ def test_the_span_of_a_cut_result_has_the_attributes_that_the_page_names(name: s
     generator.example(f"docs/walls/{name}.md")
     named = set(re.findall(r"`(toolguard\.result\.\w+)`", section(name, "Telemetry")))
     found = {key for span in spans.calls() for key in span.attributes if key.startswith("toolguard.result.")}
-    assert named == found | {_names.RESULT_UNMEASURED}
+    assert named == found | {_names.RESULT_UNCUT}
 
 
 def test_every_attribute_that_a_page_names_exists() -> None:

@@ -11,16 +11,16 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, cast
 
-from toolguard import _config, _content, _gate, _names, _query, _registry, _signature, _telemetry, _text
+from toolguard import _config, _content, _gate, _names, _query, _registry, _signature, _telemetry
 from toolguard._clock import tick
 from toolguard._errors import MissingExtraError, NotExecuted
 from toolguard._identity import binder, has_ordinal
 from toolguard._ledger import GATE, UNBINDABLE, Plan
-from toolguard._refusal import Refusal, refusal, stream_cut, withheld
+from toolguard._refusal import Refusal, refusal
 from toolguard._registry import Spec
+from toolguard._results import hand_on, hand_on_item
 from toolguard._session import CURRENT, UNCOUNTED, Frame, Within, bare, harness, log, outside, refusing
 from toolguard._stream import Step, adrive, drive
-from toolguard._tree import SECTION
 from toolguard._values import Call, Kind, Outcome, Refused, Tool, canonical
 
 __all__ = ["NO_HEAD", "Entry", "Options", "Query", "caller", "caller_within"]
@@ -317,7 +317,7 @@ def finish(entry: Entry, run: Frame, call: Call, value: Any) -> Any:
         call.outcome, error = "error", _TOOL_ERROR
     if error is not None and plan.signature:
         call.signature = _signature.of_value(value)
-    handed = _hand_on(run, call, value) if plan.measured and not call.inner else value
+    handed = hand_on(run.ledger, call, value) if plan.measured and not call.inner else value
     run.ledger.end(call)
     if run.duration is not None:
         _record_duration(run, call, error)
@@ -336,49 +336,6 @@ def finish_stream(run: Frame, call: Call, items: int) -> None:
         _record_duration(run, call, None)
     if call.span is not None:
         _telemetry.close_call(call.span, call.outcome, extra={**(call.marks or {}), _names.STREAM_ITEMS: items})
-
-
-# What is handed on ----------------------------------------------------------------------------------------------------
-
-
-def _hand_on(run: Frame, call: Call, value: Any) -> Any:
-    """Charge a result by its characters and cut it to what may be handed on of it."""
-    size = len(value) if type(value) is str else _text.volume(value)
-    if size is None:
-        call.marks = _UNMEASURED
-        return value
-    if size <= call.plan.size and run.ledger.tally.chars <= call.plan.chars and len(SECTION.late) < _FEW:
-        call.size = size
-        return value
-    granted = run.ledger.grant(call, size, _text.FLOOR)
-    if granted == size:
-        return value
-    handed, chars = _cut(call, value, size, granted)
-    call.size = chars - granted
-    return handed
-
-
-_UNMEASURED: Final = types.MappingProxyType({_names.RESULT_UNMEASURED: True})
-_FEW: Final = 16  # ended calls whose results no count holds yet: a batch that ends at one moment must not outrun the limit
-
-
-def _cut(call: Call, value: Any, size: int, granted: int) -> tuple[Any, int]:
-    """Return what is handed on of a result that is too large, and the characters of it that are charged."""
-    limits = {place.wall.name: place.n for place in call.plan.places if place.wall.grant}
-    per_call = max(limits.get("result_chars", 0), _text.FLOOR) if "result_chars" in limits else None
-    if not granted:
-        call.marks = {_names.RESULT_CHARS: size, _names.RESULT_CUT: True, _names.RESULT_HANDED: 0}
-        return withheld(call.tool.name, size, limits.get("output_chars", 0)), 0
-    if granted == per_call:
-        why = f"one result may have {granted} characters"
-    else:
-        why = f"this run may hand on {granted} more characters of results"
-    cut = _text.trim(value, granted, why)
-    if cut is None:  # it has no part that could be left out
-        call.marks = _UNMEASURED
-        return value, size
-    call.marks = {_names.RESULT_CHARS: size, _names.RESULT_CUT: True, _names.RESULT_HANDED: cut.chars}
-    return cut.value, cut.chars
 
 
 _NEVER_FAILURES: Final = frozenset({str, int, float, bool, bytes, list, tuple, set, type(None)})
@@ -585,26 +542,10 @@ class _Streamed(Within):
 
     def hand(self, item: Any) -> Any:
         assert self._call is not None  # noqa: S101  `start` made it
-        call = self._call
-        if not call.plan.measured or type(item) is Refusal:
-            return item
-        size = len(item) if type(item) is str else _text.volume(item)
-        if size is None:
-            call.marks = call.marks or _UNMEASURED
-            return item
-        granted = self._made.run.ledger.grant(call, size, _text.FLOOR, self._handed)
-        self._handed += granted
-        if granted == size:
-            return item
-        self.full = True
-        cut = _text.trim(item, granted, "the rest of this stream is not handed on") if granted and type(item) is str else None
-        call.size = (0 if cut is None else cut.chars) - granted
-        self._handed += call.size
-        call.marks = {_names.RESULT_CUT: True, _names.RESULT_HANDED: self._handed}
-        if cut is not None:
-            return cut.value
-        notice = stream_cut(call.tool.name, self.items, self._handed)
-        return {"cut": notice} if isinstance(item, dict) else notice
+        if self._call.plan.measured:
+            ledger, before = self._made.run.ledger, self.items - 1
+            item, self._handed, self.full = hand_on_item(ledger, self._call, item, before, self._handed)
+        return item
 
     @property
     def whole(self) -> bool:

@@ -67,7 +67,7 @@ CHILD_STOP_REASON: Final = "toolguard.child.stop.reason"
 RESULT_CUT: Final = "toolguard.result.cut"
 RESULT_CHARS: Final = "toolguard.result.chars"
 RESULT_HANDED: Final = "toolguard.result.handed"
-RESULT_UNMEASURED: Final = "toolguard.result.unmeasured"
+RESULT_UNCUT: Final = "toolguard.result.uncut"
 
 DURATION: Final = "gen_ai.execute_tool.duration"
 CALLS: Final = "toolguard.tool.calls"
@@ -135,7 +135,13 @@ ATTRIBUTES: Final = (
     Attribute(RESULT_CUT, "boolean", "call", "the result was cut or replaced", "always `true`"),
     Attribute(RESULT_CHARS, "integer", "call", "the result was cut or replaced", "its characters before that; not of a stream"),
     Attribute(RESULT_HANDED, "integer", "call", "the result was cut or replaced", "the characters that were handed on"),
-    Attribute(RESULT_UNMEASURED, "boolean", "call", "the result was passed on without being measured", "always `true`"),
+    Attribute(
+        RESULT_UNCUT,
+        "boolean",
+        "call",
+        "the result was passed on whole, whatever its size",
+        "always `true`: it could not be measured, or has no part that can be left out",
+    ),
 )
 
 METRICS: Final = (

@@ -172,7 +172,7 @@ def withheld(tool: str, size: int, limit: int) -> str:
 def stream_cut(tool: str, items: int, chars: int) -> str:
     """Write the last item of a stream of which no more is handed on."""
     return (
-        f"[the output of {tool} was cut here: {items - 1} items with {chars} characters were handed on and no more may be. "
+        f"[the output of {tool} was cut here: {items} items with {chars} characters were handed on and no more may be. "
         "Ask for less: a filter, a page, or fewer fields.]"
     )
 

@@ -199,7 +199,7 @@ def test_what_cannot_be_measured_is_passed_on_and_marked(spans, make):
         assert fetch(value) is value
         assert run.usage().chars == 0
     attributes = only(spans, "fetch")
-    assert attributes["toolguard.result.unmeasured"] is True
+    assert attributes["toolguard.result.uncut"] is True
     assert "toolguard.result.cut" not in attributes
 
 
@@ -214,7 +214,7 @@ def test_what_has_no_part_to_leave_out_is_passed_on_and_marked_and_charged(spans
     with open_run(result_chars=300, output_chars=20_000) as run:
         assert fetch(page) is page
         assert run.usage().chars >= 5000
-    assert only(spans, "fetch")["toolguard.result.unmeasured"] is True
+    assert only(spans, "fetch")["toolguard.result.uncut"] is True
 
 
 class Nasty:
@@ -751,7 +751,7 @@ async def test_items_that_cannot_be_measured_pass_and_mark_the_span(spans, sourc
     with open_run(result_chars=300, output_chars=300) as run:
         assert await collect(tool(0, items)) == items
         assert run.usage().chars == 100
-    assert spans.calls()[0].attributes["toolguard.result.unmeasured"] is True
+    assert spans.calls()[0].attributes["toolguard.result.uncut"] is True
     assert source.ended == "done"
 
 
