@@ -7,8 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import toolguard
+from tests.limits import QUIET
 from toolguard import NotExecuted, metered
 from toolguard.testing import assert_executed, assert_refused
+
+
+def open_run(*agent, **limits):
+    return toolguard.run(*agent, **{**QUIET, **limits})
 
 
 def reads(n):
@@ -40,7 +45,7 @@ def send(n):
 
 
 def test_of_8_tools_called_39_times_each_40_calls_execute_and_the_rest_stay_refused():
-    with toolguard.run(refused_calls=0) as run:
+    with open_run(refused_calls=0) as run:
         said = [tool(n) for n in range(39) for tool in reads(8)]
         assert len(said) == 312
         assert said[:40] == [n // 8 for n in range(40)]
@@ -53,7 +58,7 @@ def test_of_8_tools_called_39_times_each_40_calls_execute_and_the_rest_stay_refu
 
 
 def test_past_the_cap_a_new_call_is_refused_once_and_its_repeats_run_for_the_rest_of_the_run():
-    with toolguard.run(aggregate=3) as run:
+    with open_run(aggregate=3) as run:
         for n in range(3):
             assert look(n) == n
         assert_refused(look(10), "aggregate")
@@ -64,7 +69,7 @@ def test_past_the_cap_a_new_call_is_refused_once_and_its_repeats_run_for_the_res
 
 
 def test_a_call_that_ran_before_the_cap_is_refused_once_too():
-    with toolguard.run(aggregate=2):
+    with open_run(aggregate=2):
         look(1)
         look(1)
         assert_refused(look(1), "aggregate")
@@ -72,7 +77,7 @@ def test_a_call_that_ran_before_the_cap_is_refused_once_too():
 
 
 def test_a_loop_over_fresh_arguments_never_confirms_itself():
-    with toolguard.run(aggregate=5, per_tool=0, refused_calls=0) as run:
+    with open_run(aggregate=5, per_tool=0, refused_calls=0) as run:
         for n in range(500):
             look(n)
         assert run.usage().executed == 5
@@ -80,7 +85,7 @@ def test_a_loop_over_fresh_arguments_never_confirms_itself():
 
 def test_the_same_arguments_to_another_tool_are_another_call():
     first, second = reads(2)
-    with toolguard.run(aggregate=1):
+    with open_run(aggregate=1):
         first(1)
         assert_refused(first(7), "aggregate")
         assert_refused(second(7), "aggregate")
@@ -93,7 +98,7 @@ def test_nothing_in_the_arguments_confirms():
     def search(q, confirm=False):
         return q
 
-    with toolguard.run(aggregate=1):
+    with open_run(aggregate=1):
         search("a")
         assert_refused(search("b"), "aggregate")
         assert_refused(search("b", confirm=True), "aggregate")
@@ -101,7 +106,7 @@ def test_nothing_in_the_arguments_confirms():
 
 
 def test_within_the_marked_turn_of_its_refusal_no_repeat_runs():
-    with toolguard.run(aggregate=1) as run:
+    with open_run(aggregate=1) as run:
         run.turn()
         look(0)
         run.turn()
@@ -114,7 +119,7 @@ def test_within_the_marked_turn_of_its_refusal_no_repeat_runs():
 
 @pytest.mark.parametrize("marked", [False, True], ids=["no turns", "turns"])
 async def test_two_parallel_twins_do_not_confirm_each_other(marked):
-    with toolguard.run(aggregate=1) as run:
+    with open_run(aggregate=1) as run:
         if marked:
             run.turn()
         await alook(0)
@@ -126,7 +131,7 @@ async def test_two_parallel_twins_do_not_confirm_each_other(marked):
 
 
 async def test_a_coroutine_made_before_the_refusal_was_returned_does_not_confirm_it():
-    with toolguard.run(aggregate=1):
+    with open_run(aggregate=1):
         await alook(0)
         made_before = alook(7)
         assert_refused(await alook(7), "aggregate")
@@ -139,7 +144,7 @@ def test_a_generator_made_before_the_refusal_was_returned_does_not_confirm_it():
     def stream(n):
         yield n
 
-    with toolguard.run(aggregate=1):
+    with open_run(aggregate=1):
         look(0)
         made_before = stream(7)
         assert_refused(next(stream(7)), "aggregate")
@@ -148,7 +153,7 @@ def test_a_generator_made_before_the_refusal_was_returned_does_not_confirm_it():
 
 
 def test_a_refusal_that_another_wall_shares_is_not_confirmed_by_a_repeat():
-    with toolguard.run(aggregate=2, per_tool=2) as run:
+    with open_run(aggregate=2, per_tool=2) as run:
         look(1)
         look(2)
         for _ in range(3):
@@ -170,7 +175,7 @@ def test_a_confirmed_call_that_says_nothing_ran_may_be_repeated_again():
             raise NotExecuted
         return n
 
-    with toolguard.run(aggregate=1) as run:
+    with open_run(aggregate=1) as run:
         picky(0)
         assert_refused(picky(1), "aggregate")
         assert_refused(picky(1), "gate")
@@ -180,7 +185,7 @@ def test_a_confirmed_call_that_says_nothing_ran_may_be_repeated_again():
 
 
 def test_sends_neither_count_nor_are_refused():
-    with toolguard.run(aggregate=2, delivery=0) as run:
+    with open_run(aggregate=2, delivery=0) as run:
         for n in range(5):
             assert_executed(send(n))
         assert [look(n) for n in range(2)] == [0, 1]
@@ -192,12 +197,12 @@ def test_sends_neither_count_nor_are_refused():
 
 def test_local_tools_neither_count_nor_are_refused():
     toolguard.configure({"local": ["look"]})
-    with toolguard.run(aggregate=1):
+    with open_run(aggregate=1):
         assert [look(n) for n in range(60)] == list(range(60))
 
 
 def test_a_limit_of_0_means_no_limit():
-    with toolguard.run(aggregate=0, per_tool=0):
+    with open_run(aggregate=0, per_tool=0):
         assert [look(n) for n in range(80)] == list(range(80))
 
 
@@ -206,7 +211,7 @@ def test_failing_calls_stay_charged():
     def broken(n):
         raise TimeoutError
 
-    with toolguard.run(aggregate=3):
+    with open_run(aggregate=3):
         for n in range(3):
             with pytest.raises(TimeoutError):
                 broken(n)
@@ -214,7 +219,7 @@ def test_failing_calls_stay_charged():
 
 
 def test_confirming_calls_meet_the_other_walls():
-    with toolguard.run(aggregate=1, per_tool=3, hard_cap=5) as run:
+    with open_run(aggregate=1, per_tool=3, hard_cap=5) as run:
         look(0)
         assert_refused(look(1), "aggregate")
         assert [look(1) for _ in range(2)] == [1, 1]
@@ -227,10 +232,10 @@ def test_confirming_calls_meet_the_other_walls():
 
 
 def test_a_nested_run_has_an_allowance_and_flags_of_its_own():
-    with toolguard.run(aggregate=1):
+    with open_run(aggregate=1):
         look(0)
         assert_refused(look(1), "aggregate")
-        with toolguard.run(aggregate=1):
+        with open_run(aggregate=1):
             assert look(1) == 1
             assert_refused(look(2), "aggregate")
         assert_refused(look(2), "aggregate")
@@ -238,7 +243,7 @@ def test_a_nested_run_has_an_allowance_and_flags_of_its_own():
 
 
 def test_the_text_names_what_was_used_the_limit_and_the_two_ways_on():
-    with toolguard.run(aggregate=2):
+    with open_run(aggregate=2):
         look(1)
         look(2)
         refusal = look(3)

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import toolguard
+from tests.limits import QUIET
 from toolguard import NotExecuted, metered
 from toolguard.testing import assert_executed, assert_refused
 
 # Only the wall that is tested here is on.
-ALONE = {"per_tool": 0, "aggregate": 0, "delivery": 0, "refused_calls": 0}
+ALONE = {**QUIET, "per_tool": 0, "aggregate": 0, "delivery": 0, "refused_calls": 0}
 
 
 @metered(kind="read")

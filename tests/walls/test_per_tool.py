@@ -7,9 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import toolguard
+from tests.limits import QUIET
 from toolguard import NotExecuted, metered
 from toolguard.testing import assert_refused
 from toolguard.walls import per_tool
+
+
+def open_run(*agent, **limits):
+    return toolguard.run(*agent, **{**QUIET, **limits})
 
 
 @metered(kind="read")
@@ -28,7 +33,7 @@ def send(n):
 
 
 def test_of_55_calls_of_one_tool_40_execute_and_15_are_refused():
-    with toolguard.run(aggregate=0) as run:
+    with open_run(aggregate=0) as run:
         said = [look(n) for n in range(55)]
         assert said[:40] == list(range(40))
         for refusal in said[40:]:
@@ -39,11 +44,14 @@ def test_of_55_calls_of_one_tool_40_execute_and_15_are_refused():
             "refused": 15,
             "by_tool": {"look": 40},
             "by_reason": {"per_tool": 15},
+            "chars": 70,
+            "tokens": 0,
+            "cost_usd": 0.0,
         }
 
 
 def test_the_same_arguments_count_as_other_ones_do():
-    with toolguard.run(per_tool=3, aggregate=0):
+    with open_run(per_tool=3, aggregate=0):
         assert [look(1) for _ in range(3)] == [1] * 3
         assert_refused(look(1), "per_tool")
         assert_refused(look(2), "per_tool")
@@ -54,14 +62,14 @@ def test_a_throwaway_word_in_each_call_hides_nothing():
     def search(q):
         return "nothing"
 
-    with toolguard.run(per_tool=20, aggregate=0) as run:
+    with open_run(per_tool=20, aggregate=0) as run:
         said = [search(f"same question {n}") for n in range(50)]
         assert run.usage().executed == 20
         assert [refusal.reason for refusal in said[20:39]] == ["per_tool"] * 19
 
 
 def test_the_limit_of_one_tool_does_not_touch_another():
-    with toolguard.run(per_tool=2, aggregate=0):
+    with open_run(per_tool=2, aggregate=0):
         results = [look(1), look(2), look(3), calculate(4)]
     assert results[:2] == [1, 2]
     assert assert_refused(results[2], "per_tool").tool == "look"
@@ -69,7 +77,7 @@ def test_the_limit_of_one_tool_does_not_touch_another():
 
 
 def test_the_text_names_what_was_used_the_limit_and_what_to_do_instead():
-    with toolguard.run(per_tool=2, aggregate=0):
+    with open_run(per_tool=2, aggregate=0):
         look(1)
         look(2)
         refusal = look(3)
@@ -89,7 +97,7 @@ def test_a_tools_own_limit_replaces_that_of_the_run_in_both_directions():
     def wide(n):
         return n
 
-    with toolguard.run(per_tool=3, aggregate=0):
+    with open_run(per_tool=3, aggregate=0):
         assert narrow(1) == 1
         assert_refused(narrow(2), "per_tool")
         assert [wide(n) for n in range(6)] == list(range(6))
@@ -101,7 +109,7 @@ def test_a_tools_own_limit_holds_where_that_of_the_run_is_off():
     def narrow(n):
         return n
 
-    with toolguard.run(per_tool=0, aggregate=0):
+    with open_run(per_tool=0, aggregate=0):
         assert [narrow(n) for n in range(2)] == [0, 1]
         assert_refused(narrow(2), "per_tool")
 
@@ -111,12 +119,12 @@ def test_a_limit_of_0_of_the_tool_means_no_limit():
     def free(n):
         return n
 
-    with toolguard.run(per_tool=2, aggregate=0):
+    with open_run(per_tool=2, aggregate=0):
         assert [free(n) for n in range(100)] == list(range(100))
 
 
 def test_a_limit_of_0_of_the_run_means_no_limit():
-    with toolguard.run(per_tool=0, aggregate=0, hard_cap=0):
+    with open_run(per_tool=0, aggregate=0, hard_cap=0):
         assert [look(n) for n in range(100)] == list(range(100))
 
 
@@ -126,13 +134,13 @@ def test_an_operators_limit_of_one_tool_beats_the_decorators():
         return n
 
     toolguard.configure({"tools": {"tuned": {"limit": 2}}})
-    with toolguard.run(aggregate=0):
+    with open_run(aggregate=0):
         assert [tuned(n) for n in range(2)] == [0, 1]
         assert assert_refused(tuned(2), "per_tool").limit == 2
 
 
 def test_sends_are_not_its_business():
-    with toolguard.run(per_tool=1, delivery=0):
+    with open_run(per_tool=1, delivery=0):
         assert [send(n) for n in range(10)] == list(range(10))
 
 
@@ -141,7 +149,7 @@ def test_failing_calls_stay_charged():
     def broken(n):
         raise OSError(n)
 
-    with toolguard.run(per_tool=3, aggregate=0) as run:
+    with open_run(per_tool=3, aggregate=0) as run:
         for n in range(3):
             with pytest.raises(OSError, match=str(n)):
                 broken(n)
@@ -159,7 +167,7 @@ def test_a_call_that_says_nothing_ran_gives_its_charge_back():
             raise NotExecuted
         return n
 
-    with toolguard.run(per_tool=2, aggregate=0) as run:
+    with open_run(per_tool=2, aggregate=0) as run:
         for n in range(10):
             assert_refused(picky(n), "gate")
         assert picky(10) == 10
@@ -170,7 +178,7 @@ def test_a_call_that_says_nothing_ran_gives_its_charge_back():
 
 
 def test_retries_inside_one_run_draw_on_one_budget():
-    with toolguard.run(per_tool=5, aggregate=0) as run:
+    with open_run(per_tool=5, aggregate=0) as run:
         for _ in range(3):
             for n in range(4):
                 look(n)
@@ -178,9 +186,9 @@ def test_retries_inside_one_run_draw_on_one_budget():
 
 
 def test_a_nested_run_has_a_budget_of_its_own():
-    with toolguard.run(per_tool=1, aggregate=0):
+    with open_run(per_tool=1, aggregate=0):
         assert look(1) == 1
-        with toolguard.run(per_tool=1, aggregate=0):
+        with open_run(per_tool=1, aggregate=0):
             assert look(2) == 2
             assert_refused(look(3), "per_tool")
         assert_refused(look(4), "per_tool")

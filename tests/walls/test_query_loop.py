@@ -7,10 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import toolguard
+from tests.limits import QUIET
 from toolguard import NotExecuted, metered
 from toolguard.testing import assert_executed, assert_refused
 
 pytest.importorskip("sqlglot")
+
+
+def open_run(*agent, **limits):
+    return toolguard.run(*agent, **{**QUIET, **limits})
 
 
 @metered(kind="read", query=("ref", "sql"))
@@ -24,7 +29,7 @@ def ask_one(sql):
 
 
 def test_the_11th_query_that_differs_in_its_literals_alone_is_refused():
-    with toolguard.run() as run:
+    with open_run() as run:
         said = [ask("events.csv", f"SELECT * FROM t WHERE ts = '{n}' AND n < {n}") for n in range(13)]
         for answer in said[:10]:
             assert_executed(answer)
@@ -41,14 +46,14 @@ def test_spacing_case_comments_and_the_length_of_a_list_do_not_hide_a_query():
         "SELECT a FROM t -- the third\nWHERE b IN (4,5)",
         "SELECT a FROM t WHERE b /* again */ IN (6)",
     ]
-    with toolguard.run(query_loop=3):
+    with open_run(query_loop=3):
         for sql in spellings[:3]:
             assert_executed(ask_one(sql))
         assert_refused(ask_one(spellings[3]), "query_loop")
 
 
 def test_another_structure_another_table_and_another_file_are_other_queries():
-    with toolguard.run(query_loop=1):
+    with open_run(query_loop=1):
         assert_executed(ask("a.csv", "SELECT a FROM t WHERE b = 1"))
         assert_executed(ask("b.csv", "SELECT a FROM t WHERE b = 1"))
         assert_executed(ask("a.csv", "SELECT a FROM u WHERE b = 1"))
@@ -62,7 +67,7 @@ def test_two_tools_that_ask_the_same_of_the_same_data_share_the_count():
     def ask_slowly(ref, sql):
         return sql
 
-    with toolguard.run(query_loop=2):
+    with open_run(query_loop=2):
         assert_executed(ask("a.csv", "SELECT a FROM t WHERE b = 1"))
         assert_executed(ask_slowly("a.csv", "SELECT a FROM t WHERE b = 2"))
         assert_refused(ask("a.csv", "SELECT a FROM t WHERE b = 3"), "query_loop")
@@ -73,7 +78,7 @@ def test_a_callable_says_what_the_query_is_and_none_means_there_is_none():
     def search(options):
         return "rows"
 
-    with toolguard.run(query_loop=1):
+    with open_run(query_loop=1):
         assert_executed(search({"sql": "SELECT 1"}))
         assert_refused(search({"sql": "SELECT 2"}), "query_loop")
         for _ in range(5):
@@ -85,7 +90,7 @@ def test_a_declared_query_is_counted_for_a_send_too():
     def write(sql):
         return sql
 
-    with toolguard.run(query_loop=2, delivery=0):
+    with open_run(query_loop=2, delivery=0):
         assert_executed(write("DELETE FROM t WHERE a = 1"))
         assert_executed(write("DELETE FROM t WHERE a = 2"))
         assert_refused(write("DELETE FROM t WHERE a = 3"), "query_loop")
@@ -96,13 +101,13 @@ def test_a_tool_that_declares_no_query_is_not_its_business():
     def run_sql(sql):
         return sql
 
-    with toolguard.run(query_loop=1):
+    with open_run(query_loop=1):
         for n in range(12):
             assert_executed(run_sql(f"SELECT {n}"))
 
 
 def test_a_limit_of_0_means_no_limit():
-    with toolguard.run(query_loop=0, per_tool=0, aggregate=0):
+    with open_run(query_loop=0, per_tool=0, aggregate=0):
         for n in range(50):
             assert_executed(ask_one(f"SELECT {n}"))
 
@@ -117,7 +122,7 @@ def test_a_query_that_says_nothing_ran_is_not_counted():
             raise NotExecuted
         return sql
 
-    with toolguard.run(query_loop=1):
+    with open_run(query_loop=1):
         for n in range(3):
             assert_refused(picky(f"SELECT {n}"), "gate")
         assert_executed(picky("SELECT 4"))
@@ -129,7 +134,7 @@ def test_a_failing_query_stays_charged():
     def broken(sql):
         raise TimeoutError
 
-    with toolguard.run(query_loop=2):
+    with open_run(query_loop=2):
         for n in range(2):
             with pytest.raises(TimeoutError):
                 broken(f"SELECT {n}")
@@ -137,7 +142,7 @@ def test_a_failing_query_stays_charged():
 
 
 def test_the_text_names_what_was_used_the_limit_and_what_to_ask_instead():
-    with toolguard.run(query_loop=2):
+    with open_run(query_loop=2):
         ask_one("SELECT 1")
         ask_one("SELECT 2")
         refusal = ask_one("SELECT 3")

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import toolguard
+from tests.limits import QUIET
 from toolguard import NotExecuted, Refusal, metered
 from toolguard.testing import assert_executed, assert_refused
 
@@ -26,7 +27,7 @@ def declined(n):
 
 def exhausted(**limits):
     """Open a run in which `once` has no call left."""
-    return toolguard.run(per_tool=0, aggregate=0, **limits)
+    return toolguard.run(per_tool=0, aggregate=0, **{**QUIET, **limits})
 
 
 def test_the_20th_refused_call_in_a_row_keeps_its_reason_and_stops_the_run():
