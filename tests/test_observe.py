@@ -94,7 +94,7 @@ def test_the_mark_names_the_first_wall_of_the_table(spans):
 
 
 def test_an_observed_refusal_arms_no_confirmation(spans):
-    with toolguard.run(mode="observe", aggregate=1):
+    with toolguard.run(mode="observe", aggregate=1, same_outcome=0):
         for _ in range(4):
             search("x")
     assert would(spans) == [None, "aggregate", "aggregate", "aggregate"]

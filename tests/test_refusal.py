@@ -5,6 +5,7 @@ import json
 import logging
 import pickle
 import re
+from contextlib import suppress
 
 import pydantic
 import pydantic_core
@@ -305,9 +306,103 @@ def by_refused_turns():
         return read(3)
 
 
+def by_deadline():
+    with isolated(clock=(clock := toolguard.testing.FakeClock())), toolguard.run(deadline_s=2):
+        clock.advance(3)
+        return read(1)
+
+
+def by_tokens():
+    with toolguard.run(tokens=2) as run:
+        run.spend(3)
+        return read(1)
+
+
+def by_cost():
+    with toolguard.run(cost_usd=2) as run:
+        run.spend(cost_usd=3)
+        return read(1)
+
+
+def by_repeat_failure(attempts=3):
+    @metered(kind="read")
+    def fail():
+        raise ValueError
+
+    with toolguard.run():
+        for _ in range(attempts - 1):
+            with suppress(ValueError):
+                fail()
+        return fail()
+
+
+def by_a_failed_probe():
+    return by_repeat_failure(5)
+
+
+def by_same_complaint():
+    @metered(kind="read")
+    def fail(n):
+        raise ValueError
+
+    with toolguard.run(same_complaint=2):
+        for n in range(2):
+            with suppress(ValueError):
+                fail(n)
+        return fail(2)
+
+
+def by_same_outcome():
+    with toolguard.run(same_outcome=2):
+        return [read(1) for _ in range(3)][-1]
+
+
+def by_stale_streak():
+    with toolguard.run(stale_streak=2):
+        return [read(n) for n in (1, 2, 1, 2, 1)][-1]
+
+
+def by_duplicate_send():
+    with toolguard.run():
+        return [send("a") for _ in range(2)][-1]
+
+
+def by_a_send_in_flight():
+    @metered(kind="send")
+    def sends_itself(depth):
+        return sends_itself(depth)
+
+    with toolguard.run():
+        return sends_itself(0)
+
+
+def by_delegation():
+    @metered(kind="read", delegate=True)
+    def ask(n):
+        return n
+
+    with toolguard.run(delegation=2):
+        return [ask(n) for n in range(3)][-1]
+
+
+def by_call_budget():
+    with toolguard.run(call_budget=2):
+        return [read(n) for n in range(3)][-1]
+
+
 @pytest.mark.parametrize(
     ("made", "reason", "rule", "used", "limit", "retry"),
     [
+        (by_deadline, "deadline_s", None, 3, 2, "never"),
+        (by_tokens, "tokens", None, 3, 2, "never"),
+        (by_cost, "cost_usd", None, 3, 2, "never"),
+        (by_repeat_failure, "repeat_failure", "failing", 2, 2, "later"),
+        (by_a_failed_probe, "repeat_failure", "closed", 3, 2, "later"),
+        (by_same_complaint, "same_complaint", None, 2, 2, "later"),
+        (by_same_outcome, "same_outcome", None, 2, 2, "different"),
+        (by_stale_streak, "stale_streak", None, 2, 2, "different"),
+        (by_delegation, "delegation", None, 2, 2, "different"),
+        (by_call_budget, "call_budget", None, 2, 2, "different"),
         (by_per_tool, "per_tool", None, 2, 2, "different"),
         (by_aggregate, "aggregate", None, 2, 2, "identical"),
         (by_delivery, "delivery", None, 2, 2, "different"),
@@ -332,8 +427,25 @@ def test_the_text_of_every_wall_says_that_nothing_ran_why_with_the_numbers_and_w
     assert answer.endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("made", "rule", "retry", "advice"),
+    [
+        (by_duplicate_send, "sent", "different", "do not send it again"),
+        (by_a_send_in_flight, "flying", "later", "Wait for its result"),
+    ],
+)
+def test_a_refused_duplicate_says_whether_the_first_has_been_sent_or_is_on_its_way(made, rule, retry, advice):
+    answer = assert_refused(made(), "duplicate_send")
+    assert (answer.rule, answer.used, answer.limit, answer.retry) == (rule, 1, 1, retry)
+    assert "did NOT execute" in answer
+    assert "once" in answer
+    assert advice in answer
+
+
 def test_every_wall_that_can_refuse_is_among_those_texts():
     tested = {"per_tool", "aggregate", "delivery", "query_loop", "hard_stop", "refused_calls", "refused_turns"}
+    tested |= {"deadline_s", "tokens", "cost_usd", "repeat_failure", "same_complaint", "same_outcome", "stale_streak"}
+    tested |= {"duplicate_send", "delegation", "call_budget"}
     assert {wall.name for wall in walls.TABLE if wall.admit or wall.refused} == tested
 
 
