@@ -16,12 +16,11 @@ import pytest
 import toolguard
 from toolguard import NotExecuted, metered
 from toolguard import _ledger as ledger_module
-from toolguard import _tree as tree_module
 from toolguard._clock import tick
 from toolguard._ledger import BUSY, Ledger
 from toolguard._refusal import stop_message
 from toolguard._session import RunState
-from toolguard._tree import totals
+from toolguard._tree import SECTION, Section, Session, Tree, totals
 from toolguard._values import Call, Refused, Tool, Wall
 from toolguard.testing import assert_executed, assert_refused
 from toolguard.walls import KEYS, NAMES, TABLE
@@ -88,7 +87,7 @@ def charging(name, log, **options):
         name,
         charge=lambda _s, _n, _call: log.append(("charge", name)),
         release=lambda _s, _n, _call: log.append(("release", name)),
-        settle=lambda _s, _n, _call: log.append(("settle", name)),
+        settle=lambda _s, _n, _call, _at: log.append(("settle", name)),
         **options,
     )
 
@@ -380,7 +379,7 @@ def test_a_settlement_inside_an_admission_is_queued_and_not_lost(way, outcome):
     assert why is None
     running.outcome = outcome
     assert attempt(ledger) is None
-    assert len(ledger.session.late) == 2
+    assert len(SECTION.late) == 2
     ledger.sync()
     assert ("settle" if outcome == "ok" else "release", "a") in log
     assert not running.charged
@@ -392,7 +391,7 @@ def test_a_turn_begun_inside_an_admission_is_queued_and_not_lost(way):
     ledger = open_ledger((reentering(way(lambda: (ledger.begin_turn(), ledger.begin_turn()))),))
     assert attempt(ledger) is None
     ledger.sync()
-    assert ledger.turn == 2
+    assert ledger.turns == 2
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -422,28 +421,25 @@ def test_a_stop_while_walls_are_asked_holds_for_every_later_call(moment):
     assert attempt(other) == why
 
 
-def test_a_tool_called_while_totals_are_read_is_counted_once():
+@pytest.mark.parametrize("way", WAYS)
+def test_totals_that_are_read_inside_an_admission_answer_and_lose_nothing(way):
     name = "read_while_totals_are_read"
     tool = Tool(name, name, "read")
+    seen = []
+    ledger = open_ledger((reentering(way(lambda: seen.append(totals().get((name, "read", "ok", ""), 0)))),))
+    before = totals().get((name, "read", "ok", ""), 0)
+    assert attempt(ledger, tool) is None
+    assert seen == [before]
+    assert totals()[(name, "read", "ok", "")] == before + 1
 
-    class Key(tuple):
-        """A key whose hash re-enters the ledger, as a signal handler might."""
 
-        __slots__ = ()
-
-        def __hash__(self):
-            if not seen:
-                seen.append(attempt(ledger, tool))
-            return super().__hash__()
-
-    seen = [None]
-    ledger = open_ledger()
-    key = Key((name, "read", "ok", ""))
-    ledger.session.counts[key] = [7]
-    seen.clear()
-    assert totals()[(name, "read", "ok", "")] == 7
-    assert seen == [BUSY]
-    assert totals()[(name, "read", "refused", "busy")] == 1
+def test_a_run_inside_whose_admission_another_run_is_called_says_busy_and_nothing_is_charged():
+    other, said = open_ledger(), []
+    ledger = open_ledger((reentering(lambda: said.append(attempt(other))),))
+    assert attempt(ledger) is None
+    assert said == [BUSY]
+    assert counts(other)[0] == 0
+    assert attempt(other) is None
 
 
 def test_a_tool_called_while_usage_is_read_disturbs_nobody():
@@ -524,18 +520,23 @@ class Interrupted(BaseException):
 
 _SWEPT = {
     Ledger.admit.__code__,
+    Ledger.ask.__code__,
     Ledger._ask.__code__,
+    Ledger._hear.__code__,
     Ledger._ask_all.__code__,
     Ledger.set_stop.__code__,
     Ledger.settle.__code__,
+    Ledger._judge.__code__,
+    Ledger.add_spending.__code__,
     Ledger._release.__code__,
     Ledger.count_refusal.__code__,
     Ledger.close_turn.__code__,
-    tree_module.Session.drain.__code__,
-    tree_module.Session.drain_inside.__code__,
-    tree_module.Session.ask_again.__code__,
-    tree_module.Session.take.__code__,
-    tree_module._add.__code__,
+    Section.drain.__code__,
+    Section.drain_inside.__code__,
+    Section.totals.__code__,
+    Session.ask_again.__code__,
+    Session.is_news.__code__,
+    Tree.ask_again.__code__,
 }
 
 
@@ -623,7 +624,9 @@ def scenario(tree):
         one(READ, b"r")
         ledger.begin_turn()
         one(READ, b"r")
-        tree_module._add(ledger.session.take())
+        one(READ, b"r", outcome="error")
+        ledger.spend(3, 5)
+        totals()
 
     return outer, ledger, executed, act
 
@@ -639,8 +642,8 @@ def test_a_signal_that_raises_before_any_instruction_leaves_the_lock_free_and_no
             break
         interrupted += 1
         where = f"instruction {step}"
-        assert not ledger.session.inside, where
-        assert is_free(ledger.session.lock), where
+        assert not SECTION.inside, where
+        assert is_free(SECTION.lock), where
         tally = ledger.sync().tally
         assert tally.external >= len(executed), where
         assert tally.tree >= len(executed), where
@@ -671,11 +674,11 @@ def test_a_child_can_use_the_run_although_a_thread_of_the_parent_was_inside():
     attempt(ledger)
 
     def hold():
-        with ledger.session.lock, tree_module._totals_lock:
-            ledger.session.inside = True
+        with SECTION.lock:
+            SECTION.inside = True
             held.set()
             go.wait(60)
-            ledger.session.inside = False
+            SECTION.inside = False
 
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
@@ -738,7 +741,7 @@ def test_memory_of_a_run_does_not_grow_with_its_calls(signal_):
     assert len(tally._new) + len(tally._old) <= 2 * 8192
     stuck = next(seat.state for seat in ledger._seats if hasattr(seat.state, "top"))
     assert len(stuck.counts) <= 4096
-    shapes = next(seat.state for seat in ledger._seats if hasattr(seat.state, "most"))
+    shapes = next(seat.state for seat in ledger._seats if seat.wall.name == "query_loop")
     assert len(shapes.counts) <= 2048
 
 
@@ -771,7 +774,7 @@ def test_a_stop_is_sticky_and_the_first_one_stays():
 def test_a_stop_reaches_a_tool_that_was_certain_to_pass():
     ledger = open_ledger(per_tool=1000)
     attempt(ledger)
-    assert ledger.session.mileage < ledger.plan(READ).until
+    assert ledger.tree.mileage < ledger.plan(READ).until
     ledger.stop(Refused("stop", None, None, "never"), "enough")
     assert attempt(ledger).reason == "stop"
 
