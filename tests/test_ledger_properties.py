@@ -17,6 +17,8 @@ from toolguard.walls import KEYS, NAMES, TABLE
 OFF = {name: "unchanged" if name == "adaptive_signal" else 0 for name in KEYS}
 MUTE = frozenset({"turn_step", "output_chars", "result_chars"})  # they refuse nothing
 SPEAKING = frozenset(NAMES) - MUTE
+# Walls that say no to a call. The others end a run between two calls, where that they observe is a property of its own.
+ASKED = sorted(SPEAKING - {"refused_turns", "refused_calls", "tokens", "cost_usd"})
 FIRST = 8  # rows of the table that end runs; they come first in every order
 
 TOOLS = {
@@ -87,22 +89,22 @@ WHOLE = ["call"] * 16 + ["begin"] * 3 + ["end"] * 4 + ["make", "admit", "tell"] 
 OVERLAPPING = ["call"] * 6 + ["begin"] * 8 + ["end"] * 9 + ["make", "admit", "tell"] * 4 + BETWEEN
 
 
-def draw_limits(draw, share):
-    """Return the limits of a run in which about this share of the walls is on."""
+def draw_limits(draw, share, always=None):
+    """Return the limits of a run in which about this share of the walls is on, and one of them always."""
     limits = {}
-    for keys in CHOICES.values():
-        if draw.random() < share:
+    for wall, keys in CHOICES.items():
+        if draw.random() < share or wall == always:
             limits |= {key: draw.choice(values) for key, values in keys.items()}
     return limits
 
 
-def draw_runs(draw, observable):
-    """Return what the runs are opened with: the same limits or others."""
-    share = draw.choice([0.1, 0.2, 0.4])
-    limits = draw_limits(draw, share)
+def draw_runs(draw, observable, *, narrow):
+    """Return what the runs are opened with: the same limits or others; narrow: of little but one wall."""
+    share, always = (0.02, draw.choice(sorted(CHOICES))) if narrow else (draw.choice([0.1, 0.2, 0.4]), None)
+    limits = draw_limits(draw, share, always)
     return [
         {
-            "limits": limits if draw.random() < 0.6 else draw_limits(draw, share),
+            "limits": limits if draw.random() < 0.6 else draw_limits(draw, share, always),
             "above": above,
             "session": session,
             "observe": frozenset(draw.sample(observable, draw.choice([0, 0, 0, 1, 3]))),
@@ -112,14 +114,16 @@ def draw_runs(draw, observable):
     ]
 
 
-def draw_steps(draw, tools, verbs):
-    """Return what is done: the name of a method of `Play`, and its arguments."""
+def draw_steps(draw, tools, *, narrow, stop):
+    """Return what is done: the name of a method of `Play`, and its arguments; narrow: little else than one call."""
     of = draw.choice
-    names = draw.sample(tools, of([1, 2, 4]))  # few, so that calls meet each other
-    runs = draw.sample(range(RUNS), of([1, 2, 4]))
+    few = [1, 1, 2] if narrow else [1, 2, 4]
+    names = draw.sample(tools, of(few))  # few, so that calls meet each other
+    runs = draw.sample(range(RUNS), of(few))
+    verbs = (OVERLAPPING if narrow else of([WHOLE, OVERLAPPING])) + ["stop"] * stop
     outcomes = of([OUTCOMES, ("ok",), ("error",), ("error", "error", "ok"), ("error", "cancelled"), ("not_executed",)])
     digests = of([DIGESTS, DIGESTS[1:], DIGESTS[1:2]])
-    arguments = of([ARGUMENTS, ARGUMENTS[:2], ARGUMENTS[:1]])
+    arguments = of([ARGUMENTS[: 2 if narrow else 4], ARGUMENTS[:2], ARGUMENTS[:1]])
     signatures = of([SIGNATURES, SIGNATURES[:2], SIGNATURES[:1]])
     for _ in range(40):
         verb, run, ask = of(verbs), of(runs), draw.random() < 0.2
@@ -150,9 +154,9 @@ def draw_steps(draw, tools, verbs):
 def history(seed, *, tools=None, observable=sorted(NAMES)):  # noqa: B008  nobody changes it
     """Return one random history, which is cheap to draw: its runs and its steps."""
     draw = random.Random(seed)
-    runs = draw_runs(draw, observable)
-    verbs = draw.choice([WHOLE, OVERLAPPING]) + ["stop"] * (seed % 10 == 0)
-    return runs, list(draw_steps(draw, tools or sorted(TOOLS), verbs))
+    narrow = seed % 2 == 0
+    runs = draw_runs(draw, observable, narrow=narrow)
+    return runs, list(draw_steps(draw, tools or sorted(TOOLS), narrow=narrow, stop=seed % 10 == 0))
 
 
 # The same as strategies, which shrink.
@@ -411,12 +415,13 @@ def test_the_shortcut_is_taken():
 @settings(max_examples=50, deadline=None)
 @given(runs=OPENINGS, steps=STEPS)
 def test_that_a_gate_asked_first_changes_nothing(runs, steps):
+    runs = [run | {"observe": run["observe"] & set(ASKED)} for run in runs]
     compare_with(runs, steps, asking=False)
 
 
 def test_in_500_random_histories_that_a_gate_asked_first_changes_nothing():
     for seed in range(500):
-        compare_with(*history(seed), asking=False)
+        compare_with(*history(seed, observable=ASKED), asking=False)
 
 
 # The order of the walls -----------------------------------------------------------------------------------------------
@@ -456,7 +461,7 @@ def test_in_2000_random_histories_the_order_of_the_walls_names_a_refusal_and_dec
     for seed in range(2000):
         order = draw.sample(range(FIRST, len(TABLE)), len(TABLE) - FIRST)
         renamed += compare_with_order(*history(seed), order)
-    assert renamed > 300  # the order mattered to the names, so it was tried
+    assert renamed > 100  # the order mattered to the names, so it was tried
 
 
 # Observe --------------------------------------------------------------------------------------------------------------
@@ -504,11 +509,17 @@ def test_a_local_call_after_a_look_past_an_observed_deadline_is_marked():
     assert compare_first_refusal([{"limits": {"deadline_s": 1}}], steps, skip={"stop"}) == "deadline_s"
 
 
-@pytest.mark.xfail(reason="asking finds a plan without walls certain to pass, so that the stop it was to hear of goes unheard")
-def test_a_gated_local_call_after_an_observed_stop_is_marked():
-    local = ("call", 0, "local", b"1", None, "ok", None, "", True)
-    steps = [("spend", 0, 9, 0), local]
-    assert compare_first_refusal([{"limits": {"tokens": 8}}], steps, asking=True) == "tokens"
+@pytest.mark.xfail(reason="asking finds the plan certain to pass, and the admission that was to mark the call hears nobody")
+@pytest.mark.parametrize(
+    ("limits", "name", "before"),
+    [
+        ({"refused_calls": 1}, "read", ("call", 0, "read", b"1", None, "not_executed", None, "")),
+        ({"tokens": 8}, "local", ("spend", 0, 9, 0)),
+    ],
+)
+def test_a_gated_call_after_an_observed_stop_is_marked(limits, name, before):
+    gated = ("call", 0, name, b"2", None, "ok", None, "", True)
+    assert compare_first_refusal([{"limits": limits}], [before, gated], asking=True) in limits
 
 
 @pytest.mark.parametrize("name", sorted(SPEAKING - {"refused_turns", "refused_calls"}))
