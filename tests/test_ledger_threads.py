@@ -243,7 +243,7 @@ def test_8_failures_at_once_are_one_observation_and_so_are_8_results():
 
 def test_what_8_threads_spend_is_added_up_exactly_and_stops_the_run_that_set_the_limit():
     with Crew() as crew:
-        for _ in range(100):
+        for _ in range(30):
             outer = Ledger(TABLE, {**OFF, "tokens": 8 * 100 - 1})
             inner = [Ledger(TABLE, {**OFF, "cost_usd": 1}, parent=outer) for _ in range(THREADS)]
 
