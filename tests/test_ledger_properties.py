@@ -100,7 +100,7 @@ def draw_limits(draw, share, always=None):
     return limits
 
 
-def draw_runs(draw, observable, *, narrow):
+def draw_runs(draw, trees, observable, *, narrow):
     """Return what the runs are opened with: the same limits or others; narrow: of little but one wall."""
     share, always = (0.02, draw.choice(sorted(CHOICES) + INTRICATE)) if narrow else (draw.choice([0.1, 0.2, 0.4]), None)
     limits = draw_limits(draw, share, always)
@@ -112,16 +112,14 @@ def draw_runs(draw, observable, *, narrow):
             "observe": frozenset(draw.sample(observable, draw.choice([0, 0, 0, 1, 3]))),
             "own": {"read": draw.choice([0, 1, 3]), "send": 2} if draw.random() < 0.1 else {},
         }
-        for above, session in TREES
+        for above, session in trees
     ]
 
 
-def draw_steps(draw, tools, *, narrow, stop):
+def draw_steps(draw, runs, tools, *, narrow, stop):
     """Return what is done: the name of a method of `Play`, and its arguments; narrow: little else than one call."""
     of = draw.choice
-    few = [1, 1, 2] if narrow else [1, 2, 4]
-    names = draw.sample(tools, of(few))  # few, so that calls meet each other
-    runs = draw.sample(range(RUNS), of(few))
+    names = draw.sample(tools, of([1, 1, 2] if narrow else [1, 2, 4]))  # few, so that calls meet each other
     verbs = (OVERLAPPING if narrow else of([WHOLE, OVERLAPPING])) + ["stop"] * stop
     outcomes = of([OUTCOMES, ("ok",), ("error",), ("error", "error", "ok"), ("error", "cancelled"), ("not_executed",)])
     digests = of([DIGESTS, DIGESTS[1:], DIGESTS[1:2]])
@@ -157,8 +155,18 @@ def history(seed, *, tools=None, observable=sorted(NAMES)):  # noqa: B008  nobod
     """Return one random history, which is cheap to draw: its runs and its steps."""
     draw = random.Random(seed)
     narrow = seed % 2 == 0
-    runs = draw_runs(draw, observable, narrow=narrow)
-    return runs, list(draw_steps(draw, tools or sorted(TOOLS), narrow=narrow, stop=seed % 10 == 0))
+    runs = draw.sample(range(RUNS), draw.choice([1, 1, 2] if narrow else [1, 2, 4]))
+    opened = sorted({*runs, *(above for run in runs for above in lineage(run))})  # no others, since they cost time
+    trees = [(None if TREES[run][0] is None else opened.index(TREES[run][0]), TREES[run][1]) for run in opened]
+    runs = [opened.index(run) for run in runs]
+    steps = draw_steps(draw, runs, tools or sorted(TOOLS), narrow=narrow, stop=seed % 10 == 0)
+    return draw_runs(draw, trees, observable, narrow=narrow), list(steps)
+
+
+def lineage(run):
+    while run is not None:
+        yield run
+        run = TREES[run][0]
 
 
 # The same as strategies, which shrink.
@@ -372,7 +380,7 @@ class Real(Play):
 
 
 def all_counts(play):
-    return [play.counts(which) for which in range(RUNS)]
+    return [play.counts(which) for which in range(len(play.runs))]
 
 
 # The shortcut, and gates ----------------------------------------------------------------------------------------------
@@ -458,9 +466,9 @@ def test_the_order_of_the_walls_never_decides_whether_a_call_runs(runs, order, s
     compare_with_order(runs, steps, order)
 
 
-def test_in_2000_random_histories_the_order_of_the_walls_names_a_refusal_and_decides_nothing():
+def test_in_3000_random_histories_the_order_of_the_walls_names_a_refusal_and_decides_nothing():
     draw, renamed = random.Random(0), 0
-    for seed in range(2000):
+    for seed in range(3000):
         order = draw.sample(range(FIRST, len(TABLE)), len(TABLE) - FIRST)
         renamed += compare_with_order(*history(seed), order)
     assert renamed > 100  # the order mattered to the names, so it was tried
@@ -531,10 +539,10 @@ def test_a_wall_that_observes_alone_marks_first_what_it_would_have_refused_first
     first = Counter()
     for seed in range(60):
         draw = random.Random(seed)
-        its = [{key: value for key, value in draw_limits(draw, 1.0).items() if key in keys} for _ in TREES]
+        runs, steps = history(seed, tools=free)
+        its = [{key: value for key, value in draw_limits(draw, 1.0).items() if key in keys} for _ in runs]
         if name == "hard_stop":
             its = [one | {"hard_cap": draw.choice([None, 3])} for one in its]
-        runs, steps = history(seed, tools=free)
         runs = [run | {"limits": one, "own": {}} for run, one in zip(runs, its, strict=True)]
         first[compare_first_refusal(runs, steps, observe=frozenset({name}))] += 1
     assert first[name] > 5
