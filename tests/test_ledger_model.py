@@ -782,6 +782,15 @@ def test_what_the_probe_comes_to_counts_even_if_a_call_that_began_later_has_fail
     assert forgiven["repeat_failure"] == 1
 
 
+def test_what_one_run_of_a_session_has_seen_is_no_news_from_another():
+    def found(run):
+        return "call", run, "read", b"2", None, "ok", X, ""
+
+    runs = runs_of_one_session({"repeat_failure": 1}, {"repeat_failure": 1})
+    assert play(runs, [fails(0), found(0), fails(0)])["repeat_failure"] == 0
+    assert play(runs, [fails(0), found(0), fails(0), found(1), fails(0)])["repeat_failure"] == 1
+
+
 def test_polls_and_what_a_full_streak_lets_pass_change_nothing_for_what_was_seen():
     for limits in ({"stale_streak": 3}, {"same_outcome": 4}):
         polled = works("polls"), works(), works("polls"), works(), works("polls"), works("polls")
