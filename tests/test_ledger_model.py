@@ -182,6 +182,7 @@ class Run:
     flags: dict = field(default_factory=dict)
     refused: list = field(default_factory=list)
     turns: int = 0
+    would: int = 0
     calls_in_a_row: int = 0
     turns_in_a_row: int = 0
     turn_refused: bool = False
@@ -379,6 +380,7 @@ class Run:
         self.charged.append(call)
         self.attempts.append(call)
         call.flying = True
+        self.would += bool(said)
         self.session.log.append(("admitted", call, 0))
         return None, said[0][0] if said else None, confirms
 
@@ -543,7 +545,7 @@ class Model(Play):
         run = self.runs[which]
         by_tool = Counter(call.tool.canonical for call in run.charged)
         counts = len(run.charged), run.calls_of_tree(), run.reads(), run.sends(), dict(by_tool)
-        return *counts, run.spent_by_tree(0), run.spent_by_tree(1), len(run.refused), run.turns, run.stopped
+        return *counts, run.spent_by_tree(0), run.spent_by_tree(1), len(run.refused), run.turns, run.would, run.stopped
 
 
 class Both:
@@ -786,7 +788,8 @@ def test_what_one_run_of_a_session_has_seen_is_no_news_from_another():
     def found(run):
         return "call", run, "read", b"2", None, "ok", X, ""
 
-    runs = runs_of_one_session({"repeat_failure": 1}, {"repeat_failure": 1})
+    limits = {"repeat_failure": 1, "progress_clears": True}
+    runs = runs_of_one_session(limits, limits)
     assert play(runs, [fails(0), found(0), fails(0)])["repeat_failure"] == 0
     assert play(runs, [fails(0), found(0), fails(0), found(1), fails(0)])["repeat_failure"] == 1
 

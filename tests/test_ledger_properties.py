@@ -376,7 +376,7 @@ class Real(Play):
         tally = ledger.tally
         by_tool = {name: n for name, n in tally.by_tool.items() if n}
         counts = tally.external, tally.tree, tally.reads, tally.sends, by_tool, tally.tokens, tally.micros
-        return *counts, ledger.refused, ledger.turns, plain(ledger.stopped and ledger.stopped.why)
+        return *counts, ledger.refused, ledger.turns, ledger.would, plain(ledger.stopped and ledger.stopped.why)
 
 
 def all_counts(play):
