@@ -18,7 +18,7 @@ OFF = {name: "unchanged" if name == "adaptive_signal" else 0 for name in KEYS}
 MUTE = frozenset({"turn_step", "output_chars", "result_chars"})  # they refuse nothing
 SPEAKING = frozenset(NAMES) - MUTE
 # Walls that say no to a call. The others end a run between two calls, where that they observe is a property of its own.
-ASKED = sorted(SPEAKING - {"refused_turns", "refused_calls", "tokens", "cost_usd"})
+ASKED = sorted(SPEAKING - {"refused_turns", "refused_calls", "deadline_s", "tokens", "cost_usd"})
 FIRST = 8  # rows of the table that end runs; they come first in every order
 
 TOOLS = {
