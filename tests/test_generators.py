@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import gc
 import inspect
+import itertools
 import threading
 import weakref
 from contextlib import contextmanager
@@ -650,6 +651,28 @@ def test_a_stream_that_ends_is_ended_once(spans):
         del stream
         gc.collect()
     assert outcome(spans) == ("ok", 2)
+
+
+def test_the_span_of_a_stream_lasts_from_its_first_step_to_its_end(spans, monkeypatch):
+    clock = itertools.count(1)
+    monkeypatch.setattr("opentelemetry.sdk.trace.time_ns", lambda: next(clock))
+    seen = {}
+
+    @metered(kind="read")
+    def tool():
+        for n in range(3):
+            seen.setdefault("first", next(clock))
+            yield n
+        seen["last"] = next(clock)
+
+    with toolguard.run():
+        stream = tool()
+        made = next(clock)
+        assert list(stream) == [0, 1, 2]
+        over = next(clock)
+    (span,) = spans.calls()
+    assert made < span.start_time < seen["first"] < seen["last"] < span.end_time < over
+    assert outcome(spans) == ("ok", 3)
 
 
 def test_a_stream_that_raises_is_ended_once_with_the_items_so_far(spans):

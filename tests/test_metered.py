@@ -795,6 +795,14 @@ def test_one_call_written_in_any_way_is_one_identity():
                 assert second(f) == (1, 2, 3)
 
 
+def test_keywords_that_no_parameter_names_are_one_identity_in_any_order():
+    made = metered(kind="read")(mixed)
+    with toolguard.run(aggregate=1):
+        made(0, 0, d=0)
+        assert_refused(made(1, 2, d=0, x=1, y={"p": 1, "q": [2]}), "aggregate")
+        assert_executed(made(1, 2, y={"q": [2], "p": 1}, x=1, d=0))
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -143,6 +143,16 @@ def test_json_stays_valid_and_fits(value, limit, indent):
     assert "cut" in answer
 
 
+@pytest.mark.parametrize("value", [[{"notes": "x" * 50_000}], {"k" * 1000: 1}, [1] * 5000], ids=["record", "key", "numbers"])
+@pytest.mark.parametrize("limit", [1, 10, 256])
+def test_json_stays_valid_under_a_limit_with_no_room_for_a_notice(value, limit):
+    with open_run(result_chars=limit):
+        answer = fetch(json.dumps(value))
+    assert len(answer) <= 256
+    assert type(json.loads(answer)) is type(value)
+    assert "cut" in answer
+
+
 @pytest.mark.parametrize("limit", range(256, 296))
 def test_no_character_is_cut_in_two(limit):
     whole = "ä€😀👩‍👩‍👧é" * 200

@@ -76,6 +76,13 @@ def test_the_limit_of_one_tool_does_not_touch_another():
     assert results[3] == 4
 
 
+def test_the_text_of_a_later_refusal_does_not_count_the_refusals_before_it():
+    with open_run(per_tool=3, aggregate=0):
+        said = [look(n) for n in range(6)]
+    assert len({str(refusal) for refusal in said[3:]}) == 1
+    assert "3 times" in said[5]
+
+
 def test_the_text_names_what_was_used_the_limit_and_what_to_do_instead():
     with open_run(per_tool=2, aggregate=0):
         look(1)
