@@ -864,6 +864,73 @@ def test_below_a_call_that_is_sampled_out_spans_keep_the_parent_that_is_recorded
     assert parent_of(work) == run.context.span_id
 
 
+class Failing(Seen):
+    """Raises where `Seen` would drop."""
+
+    def should_sample(self, parent_context, trace_id, name, *rest, **more):
+        if name in self.dropped:
+            raise RuntimeError
+        return super().should_sample(parent_context, trace_id, name, *rest, **more)
+
+
+def is_stopped():
+    with toolguard.run() as child:
+        child.stop("enough")
+
+
+@metered(kind="read", delegate=True)
+def outer(job):
+    return job()
+
+
+@metered(kind="read", delegate=True)
+def inner():
+    is_stopped()
+
+
+@metered(kind="read", delegate=True)
+async def ainner():
+    is_stopped()
+
+
+@metered(kind="read", delegate=True)
+def streaming_inner():
+    is_stopped()
+    yield 1
+
+
+@metered(kind="read")
+def ordinary():
+    is_stopped()
+
+
+@pytest.mark.parametrize("sampler", [Seen, Failing])
+@pytest.mark.parametrize(
+    ("name", "ask"),
+    [
+        ("inner", inner),
+        ("ainner", lambda: asyncio.run(ainner())),
+        ("streaming_inner", lambda: list(streaming_inner())),
+    ],
+)
+def test_a_specialist_without_a_span_does_not_pass_for_the_one_that_asked_it(private, sampler, name, ask):
+    _, exporter = private(sampler=sampler(dropped={f"execute_tool {name}"}))
+    with toolguard.run():
+        outer(ask)
+    child, asking, _ = exporter.get_finished_spans()
+    assert (child.name, asking.name) == ("invoke_agent", "execute_tool outer")
+    assert "toolguard.child.stop.reason" not in asking.attributes
+    assert parent_of(child) == asking.context.span_id
+
+
+def test_an_ordinary_call_without_a_span_passes_what_stopped_its_run_to_the_specialist_around_it(private):
+    _, exporter = private(sampler=Seen(dropped={"execute_tool ordinary"}))
+    with toolguard.run():
+        outer(ordinary)
+    said = only([span for span in exporter.get_finished_spans() if span.name == "execute_tool outer"])
+    assert said.attributes["toolguard.child.stop.reason"] == "stop"
+
+
 def test_below_a_call_outside_a_run_that_is_sampled_out_no_trace_begins(private):
     tracer, exporter = private(sampler=ParentBased(Seen(dropped={"execute_tool outer"})))
 

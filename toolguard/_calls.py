@@ -219,8 +219,8 @@ def _enter(entry: Entry, run: Frame, call: Call, values: tuple[Any, ...]) -> Cal
         opened = _telemetry.open_call(run.tracer, plan.facts or _facts(run, plan), extra, call.confirms)
         if opened is not None:
             call.span, call.context = opened
-            if call.tool.delegate:
-                call.context = _telemetry.with_delegate(call.context, call.span)
+        if call.tool.delegate:
+            call.context = _telemetry.with_delegate(call.context, call.span)
     if run.duration is not None:
         call.began = run.clock()
     return call

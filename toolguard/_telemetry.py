@@ -1,6 +1,7 @@
 """The only room that knows OpenTelemetry. Whatever it does may fail, and then loses telemetry and nothing else."""
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -26,9 +27,11 @@ __all__ = [
     "detach",
     "leave",
     "open_call",
+    "parse_trace",
     "record_duration",
     "record_refusal",
     "scope",
+    "trace_text",
     "type_name",
     "watch",
     "with_delegate",
@@ -148,9 +151,15 @@ def with_run(run: Any, context: Context | None) -> Context | None:
         return None
 
 
-def with_delegate(context: Context, span: Span | None) -> Context:
-    """Return `context` with the span of a call that asks a specialist, so that its run can say how it ended."""
+def with_delegate(context: Context | None, span: Span | None) -> Context | None:
+    """Return `context` with the span of a call that asks a specialist, so that its run can say how it ended.
+
+    Without a context it is the current one. A call without a span hides that of the call around it, whose own specialist
+    the run is not; where there is none to hide, `context` is returned as it is.
+    """
     try:
+        if span is None and otel_context.get_value(_DELEGATE_KEY, context) is None:
+            return context
         return otel_context.set_value(_DELEGATE_KEY, span, context)
     except Exception:  # noqa: BLE001
         _lost("set_value")
@@ -333,6 +342,29 @@ def record_refusal(
     except Exception:  # noqa: BLE001
         _lost("end")
         return None
+
+
+_TRACE: Final = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+def trace_text(context: Any) -> str | None:
+    """Write a span's context as W3C Trace Context does; None where there is none worth a link."""
+    try:
+        if context is not None and context.is_valid:
+            return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    except Exception:  # noqa: BLE001
+        _lost("get_span_context")
+    return None
+
+
+def parse_trace(text: str) -> Any:
+    """Return the span's context that `trace_text` wrote; None: the text is no such thing."""
+    found = _TRACE.fullmatch(text)
+    if found is None:
+        return None
+    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
+    made = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags))
+    return made if made.is_valid else None
 
 
 _waiting: deque[tuple[metrics.Histogram, float, Mapping[str, Any], Span | None]] = deque()
