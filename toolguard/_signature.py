@@ -17,7 +17,7 @@ _VARIABLE: Final = re.compile(
 def of_error(name: str, error: BaseException) -> str:
     """Return the signature of an exception whose type is called `name`. Its own `__str__` may fail, which is no matter."""
     try:
-        message = str(error)[:_READ]
+        message = str.__str__(str(error))[:_READ]  # what `__str__` returned may have methods of its own
     except Exception:  # noqa: BLE001  it is the user's code
         message = ""
     return _normal(f"{name}: {message}")
@@ -31,9 +31,10 @@ def of_value(value: Any) -> str:
             said = value.get("error") or value.get("message") or value.get("content") or ""
         if isinstance(said, Mapping):
             said = said.get("message") or said.get("type") or said.get("code") or ""
-    except Exception:  # noqa: BLE001  it is the user's code
-        said = ""
-    return _normal(f"returned: {str.__str__(said)[:_READ] if isinstance(said, str) else type(said).__name__}")
+        text = f"returned: {str.__str__(said)[:_READ] if isinstance(said, str) else type(said).__name__}"
+    except Exception:  # noqa: BLE001  it is the user's code, a type's name included
+        text = "returned:"
+    return _normal(text)
 
 
 def _normal(text: str) -> str:
