@@ -13,7 +13,7 @@ import pytest
 
 import toolguard
 from toolguard import _names
-from toolguard._values import PROFILES
+from toolguard._values import PROFILES, Key
 from toolguard.walls import KEYS, NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -116,6 +116,13 @@ def test_a_page_without_its_marks_is_an_error(generator: ModuleType) -> None:
 def test_a_wall_page_without_an_example_is_an_error(generator: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"concepts\.md has no example"):
         generator.example("docs/concepts.md")
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in KEYS.values() if any(n and type(n) in {int, float} for n in key.defaults)], ids=lambda key: key.name
+)
+def test_a_key_says_where_its_number_is_from(key: Key) -> None:
+    assert re.search(r"the [\w -]+ (article|document)'s\b|this project's own\b|[Rr]ecorded run", key.doc)
 
 
 # Links ----------------------------------------------------------------------------------------------------------------

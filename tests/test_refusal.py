@@ -12,13 +12,17 @@ import pydantic_core
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
 
 import toolguard
 from toolguard import NotExecuted, Refusal, metered, walls
 from toolguard._ledger import BUSY, GATE
+from toolguard._refusal import converge, stop_message, stream_cut, withheld
 from toolguard._refusal import refusal as worded
 from toolguard._session import OUTSIDE
-from toolguard._values import Refused
+from toolguard._text import counted, times
+from toolguard._values import Reading, Refused, Stop
 from toolguard.testing import assert_executed, assert_refused, isolated
 
 FIELDS = ["reason", "rule", "tool", "kind", "used", "limit", "retry", "run_id"]
@@ -528,3 +532,53 @@ def test_the_helpers_say_what_came_instead(refused):
         assert_refused(refused, "per_tool")
     with pytest.raises(AssertionError, match="did NOT execute"):
         assert_executed(refused)
+
+
+# Numbers in it ----------------------------------------------------------------------------------------------------------
+
+
+RULES = [None, "stuck", "backstop", "explicit", "failing", "closed", "flying", "sent"]
+ONE_AS_MANY = re.compile(r"(?<![\d.$])1 (?:tool )?(?!has\b|was\b)[a-z]{2,}s\b")
+
+
+@given(st.integers(0, 3), st.integers(0, 3), st.sampled_from([int, float]))
+def test_no_text_of_any_wall_speaks_of_one_as_of_many(used, limit, number):
+    texts = []
+    for wall in walls.TABLE:
+        for rule in RULES:
+            why = Refused(wall.name, number(used), number(limit), "never", rule)
+            texts += [wall.text(why, "read"), stop_message(Stop(why, {"read": used}, nested=limit))]
+        if wall.reading:
+            texts.append(converge(wall.name, Reading(used, limit)))
+        if wall.note:
+            texts.append(wall.note(None, 1, used) or "")
+    texts += [withheld("read", used, limit), stream_cut("read", used, limit)]
+    assert [text for text in texts if ONE_AS_MANY.search(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("n", "said"),
+    [
+        (0, "0 calls"),
+        (1, "1 call"),
+        (2, "2 calls"),
+        (1.0, "1 call"),
+        (1.5, "1.5 calls"),
+        (11, "11 calls"),
+        (10**9, f"{10**9} calls"),
+    ],
+)
+def test_a_number_stands_before_its_noun(n, said):
+    assert counted(n, "calls") == said
+
+
+def test_what_happened_once_is_not_said_to_have_happened_1_time():
+    assert [times(n) for n in range(3)] == ["0 times", "once", "2 times"]
+
+
+def test_one_alone_takes_the_verb_of_one():
+    why = Refused("refused_turns", 1, 1, "never", stops=True)
+    assert "1 turn in a row was refused" in worded(why, "read", "read", None)
+    assert "1 of 1 send is used up" in worded(Refused("delivery", 1, 1, "different"), "send", "send", None)
+    assert converge("call_budget", Reading(1, 2)).startswith("1 of the 2 reads of this run is spent, 1 left")
+    assert converge("call_budget", Reading(2, 2)).startswith("2 of the 2 reads of this run are spent, 0 left")

@@ -370,7 +370,7 @@ def test_json_of_one_record_larger_than_the_limit_keeps_the_beginning_of_it():
     trimmed = cut(json.dumps([{"notes": "x" * 50_000}]), 1000)
     record, notice = json.loads(trimmed.value)
     assert record["notes"].startswith("x" * 500)
-    assert notice["cut"].startswith("cut to 1 of 1 items, the last one in part;")
+    assert notice["cut"].startswith("cut to 1 of 1 item, the last one in part;")
 
 
 def test_json_keeps_its_numbers_and_spacing_to_the_letter():
@@ -458,7 +458,7 @@ def test_a_record_larger_than_the_limit_is_cut_inside(kind):
     record, notice = trimmed.value
     assert record["notes"].startswith("x" * 500)
     assert "… [cut to " in record["notes"]
-    assert "1 of 1 items, the last one in part" in notice["cut"]
+    assert "1 of 1 item, the last one in part" in notice["cut"]
 
 
 def test_a_dict_keeps_whole_fields_and_cuts_the_first_that_does_not_fit():

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NoReturn, Self, final
 
+from toolguard._text import counted
 from toolguard._values import Kind, Reading, Refused, Retry, Stop
 from toolguard.walls import BY_NAME
 
@@ -152,7 +153,7 @@ def stop_message(stop: Stop) -> str:
     listed = ", ".join(f"{name} {n}" for name, n in sorted(stop.calls.items(), key=lambda item: (-item[1], item[0])))
     if stop.nested:
         listed += f"{', ' if listed else ''}{stop.nested} by the agents it called"
-    done = f"I stopped after {total} tool call{'' if total == 1 else 's'}" + (f" ({listed})" if listed else "")
+    done = f"I stopped after {counted(total, 'tool calls')}" + (f" ({listed})" if listed else "")
     wall = BY_NAME.get(stop.why.reason)
     if wall is None or wall.ending is None:
         return f"{done}: the run was stopped. No answer was finished."
@@ -163,24 +164,25 @@ def stop_message(stop: Stop) -> str:
 def withheld(tool: str, size: int, limit: int) -> str:
     """Write what stands for a result once the run's output budget is spent: the call ran, and must not read as refused."""
     return (
-        f"{tool} DID execute, but its result of {size} characters was cut entirely: the results of this run may have {limit} "
-        "characters and these are spent. Do not call it again for the same; answer now with what you have and say what you "
-        "could not read."
+        f"{tool} DID execute, but its result of {counted(size, 'characters')} was cut entirely: the results of this run may "
+        f"have {counted(limit, 'characters')} and none is left. Do not call it again for the same; answer now with what you "
+        "have and say what you could not read."
     )
 
 
 def stream_cut(tool: str, items: int, chars: int) -> str:
     """Write the last item of a stream of which no more is handed on."""
     return (
-        f"[the output of {tool} was cut here: {items} items with {chars} characters were handed on and no more may be. "
-        "Ask for less: a filter, a page, or fewer fields.]"
+        f"[the output of {tool} was cut here, after {counted(items, 'items')} with {counted(chars, 'characters')}; no more may "
+        "be handed on. Ask for less: a filter, a page, or fewer fields.]"
     )
 
 
 def converge(wall: str, reading: Reading) -> str:
     """Write the note for a run that nears a limit: spent, left, and how to end with an answer."""
     left, near = max(0, reading.limit - reading.used), BY_NAME[wall]
+    all_of_it, are = counted(reading.limit, near.unit), "is" if reading.used == 1 else "are"
     return (
-        f"{reading.used} of the {reading.limit} {near.unit} of this run are spent, {left} left; {near.beyond}. "
+        f"{reading.used} of the {all_of_it} of this run {are} spent, {left} left; {near.beyond}. "
         "Converge now: answer with what you have, say what you could not check, and suggest a narrower question for the rest."
     )

@@ -101,7 +101,7 @@ def test_a_refusal_names_what_was_used_the_limit_and_that_the_run_is_over():
         look(1)
         refusal = look(2)
     assert refusal.startswith("look did NOT execute: ")
-    assert "made 1 tool calls" in refusal
+    assert "made 1 tool call " in refusal
     assert "hard limit is 1" in refusal
     assert "The run is stopped" in refusal
     assert "Answer now with what you have" in refusal

@@ -20,8 +20,9 @@ from toolguard._text._cut import UNITS, base_of, cut
 from toolguard._text._json import cut_json
 from toolguard._text._measure import Walk
 from toolguard._text._notice import Trimmed
+from toolguard._text._words import counted, times
 
-__all__ = ["FLOOR", "Trimmed", "trim", "volume"]
+__all__ = ["FLOOR", "Trimmed", "counted", "times", "trim", "volume"]
 
 # The longest notice, with 80 characters of why, two numbers of 11 digits and its frame, takes 211: there is always room for
 # a line of content beside it. A few lines are also the least that is worth a model's reading.

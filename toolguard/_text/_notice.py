@@ -6,6 +6,7 @@ from itertools import chain, count
 from typing import Any, Final, NamedTuple
 
 from toolguard._text._measure import derives
+from toolguard._text._words import counted
 
 __all__ = ["Trimmed", "clip", "cut_text", "ending_of", "key_of", "notice_of"]
 
@@ -29,7 +30,7 @@ class Trimmed(NamedTuple):
 
 def notice_of(kept: int, of: int, unit: str, why: str, *, part: bool = False) -> str:
     """Say what was kept. A part of the value has no `why` of its own, as the whole says that."""
-    here = f"cut to {kept} of {of} {unit}{', the last one in part' if part else ''}"
+    here = f"cut to {kept} of {counted(of, unit)}{', the last one in part' if part else ''}"
     return f"{here}; {why}; {_NARROW}" if why else here
 
 

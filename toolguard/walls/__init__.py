@@ -52,14 +52,16 @@ TABLE: Final[tuple[Wall, ...]] = (
 NOTE_AT: Final = Key(
     "note_at",
     (0.7, 0.7, 0.7),
-    "Share of the tightest limit on the whole run from which `run.notes()` asks to converge. 0: no such note.",
+    "Share of the tightest limit on the whole run from which `run.notes()` asks to converge. 0: no such note. "
+    "The number is the per-run budgets document's.",
     kind="share",
 )
 
 SESSIONS: Final = Key(
     "sessions",
     (512, 512, 512),
-    "Sessions that the process remembers, the last used ones; a forgotten one starts anew. 0: no session outlives its run.",
+    "Sessions that the process remembers, the last used ones; a forgotten one starts anew. 0: no session outlives its run. "
+    "The number is this project's own.",
 )
 
 BY_NAME: Final[dict[str, Wall]] = {wall.name: wall for wall in reversed(TABLE)}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from toolguard._text import counted
 from toolguard._values import Call, Key, Reading, Recent, Refused, Tally, Tick, Tool, Trace, Wall
 
 _ALONE: Final = frozenset({"aggregate"})
@@ -65,8 +66,8 @@ def reading(s: Soft, n: int) -> Reading:
 
 def text(why: Refused, _tool: str) -> str:
     return (
-        f"this run has made {why.used} reads and its soft limit is {why.limit}: from there on each new call is refused once. "
-        "If exactly this call is necessary, repeat it with the same arguments in your next turn and it will run. "
+        f"this run has made {counted(why.used, 'reads')} and its soft limit is {why.limit}, from which on each new call is "
+        "refused once. If exactly this call is necessary, repeat it with the same arguments in your next turn and it will run. "
         "If you are going through records one by one, stop and answer with what you have."
     )
 

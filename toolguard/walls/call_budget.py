@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from toolguard._text import counted
 from toolguard._values import Call, Key, Reading, Refused, Tally, Tool, Wall
 
 
@@ -24,8 +25,8 @@ def reading(tally: Tally, n: int) -> Reading:
 
 def text(why: Refused, _tool: str) -> str:
     return (
-        f"this run has made {why.used} reads and its budget is {why.limit}; no further read will run, sending still does. "
-        "Answer now with what you have, say what you could not check, and suggest a narrower question for the rest."
+        f"this run has made {counted(why.used, 'reads')} and its budget is {why.limit}; no further read will run, sending "
+        "still does. Answer now with what you have, say what you could not check, and suggest a narrower question for the rest."
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from toolguard._text import counted
 from toolguard._values import CERTAIN, Call, Key, Refused, Tally, Tool, Wall
 
 MICROS: Final = 1_000_000
@@ -63,15 +64,21 @@ def _ending(what: Callable[[Refused], str], more: str) -> Callable[[Refused], tu
 
 
 def _deadline(why: Refused) -> str:
-    return f"the run has taken {why.used} seconds and its limit is {why.limit}"
+    return f"the run has taken {counted(why.used, 'seconds')} and its limit is {why.limit:g}"
 
 
 def _tokens(why: Refused) -> str:
-    return f"the run has spent {why.used} tokens and its limit is {why.limit}"
+    return f"the run has spent {counted(why.used, 'tokens')} and its limit is {why.limit}"
 
 
 def _cost(why: Refused) -> str:
-    return f"the run has spent ${why.used} and its limit is ${why.limit}"
+    return f"the run has spent {_dollars(why.used)} and its limit is {_dollars(why.limit)}"
+
+
+def _dollars(amount: float | None) -> str:
+    """Write an amount to the cent, and beyond as far as it goes."""
+    whole, _, parts = f"{amount:.6f}".partition(".")
+    return f"${whole}.{parts.rstrip('0').ljust(2, '0')}"
 
 
 DEADLINE = Wall(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from toolguard._text import times
 from toolguard._values import Call, Key, Recent, Refused, Tally, Tool, Wall
 
 
@@ -49,7 +50,7 @@ def slack(s: Asked, n: int) -> int:
 
 def text(why: Refused, _tool: str) -> str:
     return (
-        f"you have asked this specialist {why.used} times in this run and the limit is {why.limit}. Asking again in stronger "
+        f"you have asked this specialist {times(why.used)} in this run and the limit is {why.limit}. Asking again in stronger "
         "words does not change what it can do: take its last answer as it is. If it said that something is missing, such as "
         "an approval, pass that on to the user; otherwise go on without it."
     )

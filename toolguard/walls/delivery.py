@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from toolguard._text import counted
 from toolguard._values import Call, Key, Refused, Tally, Tool, Wall
 
 
@@ -30,8 +31,9 @@ def slack(tally: Tally, n: Reserve) -> int:
 
 
 def text(why: Refused, tool: str) -> str:
+    are = "is" if why.used == 1 else "are"
     return (
-        f"{why.used} of {why.limit} sends are used up, and rewording the message does not change that. "
+        f"{why.used} of {counted(why.limit, 'sends')} {are} used up, and rewording the message does not change that. "
         f"Do not try {tool} again in this run; tell the user what was sent and what was not."
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolguard._identity import is_opaque
+from toolguard._text import times
 from toolguard._values import Call, Flying, Key, Recent, Refused, Tally, Tool, Wall
 
 
@@ -70,16 +71,12 @@ def text(why: Refused, _tool: str) -> str:
     if why.rule == "flying":
         return (
             "exactly this is being sent at this moment. Wait for its result; only if that fails, send it again. "
-            f"An identical send runs {_times(why.limit)} in a run."
+            f"An identical send runs {times(why.limit)} at most in a run."
         )
     return (
-        f"exactly this was sent already in this run and an identical send runs {_times(why.limit)}. "
-        "It has arrived: do not send it again, and do not reword it for that purpose."
+        f"exactly this was sent already in this run and an identical send runs {times(why.limit)} at most. "
+        "It succeeded: do not send it again, and do not reword it for that purpose."
     )
-
-
-def _times(limit: float | None) -> str:
-    return "once" if limit == 1 else f"at most {limit} times"
 
 
 WALL = Wall(

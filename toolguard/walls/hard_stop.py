@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from toolguard._text import counted
 from toolguard._values import Call, Key, Reading, Refused, Tally, Tool, Wall
 
 
@@ -124,20 +125,20 @@ def refused_any(s: Stuck, n: Adaptive, call: Call, _at: int) -> None:
 def text(why: Refused, _tool: str) -> str:
     match why.rule:
         case "stuck":
-            what = f"the run is past {why.limit} tool calls and keeps repeating calls that bring nothing new"
+            what = f"the run is past {counted(why.limit, 'tool calls')} and keeps repeating calls that bring nothing new"
         case _:
-            what = f"the run has made {why.used} tool calls and its hard limit is {why.limit}"
+            what = f"the run has made {counted(why.used, 'tool calls')} and its hard limit is {why.limit}"
     return f"{what}. The run is stopped and no further call will run in it. Answer now with what you have."
 
 
 def ending(why: Refused) -> tuple[str, str]:
     match why.rule:
         case "stuck":
-            what = f"past {why.limit} calls the run kept repeating calls that brought nothing new"
+            what = f"past {counted(why.limit, 'calls')} the run kept repeating calls that brought nothing new"
         case "backstop":
-            what = f"the run reached the hard limit of {why.limit} tool calls, which guards against a runaway loop"
+            what = f"the run reached the hard limit of {counted(why.limit, 'tool calls')}, which guards against a runaway loop"
         case _:
-            what = f"the run reached its hard limit of {why.limit} tool calls"
+            what = f"the run reached its hard limit of {counted(why.limit, 'tool calls')}"
     return what, "ask for a smaller part of the task, or raise the run's tool-call limit"
 
 
@@ -168,16 +169,22 @@ HARD_CAP = Wall(
 UNCHANGED = Wall(
     name="hard_stop",
     keys=(
-        Key("adaptive_soft", (100, 100, 100), "Calls a run before the adaptive rule looks at all. 0: never."),
+        Key(
+            "adaptive_soft",
+            (100, 100, 100),
+            "Calls of a run before the adaptive rule looks at all. 0: never. The number is the adaptive cap document's.",
+        ),
         Key(
             "adaptive_multiplier",
             (10, 10, 10),
-            "Times `adaptive_soft`: calls at which the run is stopped regardless. 0: no such backstop.",
+            "Times `adaptive_soft`: calls at which the run is stopped regardless. 0: no such backstop. "
+            "The number is the adaptive cap document's.",
         ),
         Key(
             "adaptive_repeats",
             (6, 6, 6),
-            "Runs of one identical call, with nothing new in between, that count as stuck. 0: only the backstop.",
+            "Runs of one identical call, with nothing new in between, that count as stuck. 0: only the backstop. "
+            "The number is the adaptive cap document's.",
         ),
         Key(
             "adaptive_signal",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from toolguard._text import times
 from toolguard._values import Call, Key, Refused, Tally, Tool, Wall
 
 
@@ -24,7 +25,7 @@ def slack(tally: Tally, n: int) -> int:
 
 def text(why: Refused, tool: str) -> str:
     return (
-        f"it has run {why.used} times in this run and its limit is {why.limit}, whatever the arguments. "
+        f"it has run {times(why.used)} in this run and its limit is {why.limit}, whatever the arguments. "
         f"Work with what those calls returned or use another tool; {tool} will be refused until the run ends."
     )
 

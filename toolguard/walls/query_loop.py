@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from toolguard._text import times
 from toolguard._values import Call, Key, Recent, Refused, Tally, Tool, Wall
 
 
@@ -46,7 +47,7 @@ def slack(s: Shapes, n: int) -> int:
 
 def text(why: Refused, _tool: str) -> str:
     return (
-        f"a query of this shape, differing only in its literals, has run {why.used} times on this data and the limit is "
+        f"a query of this shape, differing only in its literals, has run {times(why.used)} on this data and the limit is "
         f"{why.limit}. Ask for all the values at once (IN, GROUP BY or a join), or ask something of another structure."
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from toolguard._text import counted
 from toolguard._values import Call, Key, Refused, Tally, Tool, Wall
 
 
@@ -61,15 +62,16 @@ def turned(s: InARow, n: int) -> Refused | None:
 
 
 def _text(unit: str, why: Refused) -> str:
+    were = "was" if why.used == 1 else "were"
     return (
-        f"{why.used} {unit} in a row were refused and nothing ran in between, so the run is stopped (limit {why.limit}). "
-        "No further call will run in it. Answer now with what you have."
+        f"{counted(why.used, unit)} in a row {were} refused and nothing ran in between, so the run is stopped (limit "
+        f"{why.limit}). No further call will run in it. Answer now with what you have."
     )
 
 
 def _ending(unit: str, why: Refused) -> tuple[str, str]:
     return (
-        f"{why.used} {unit} in a row asked only for calls that were refused",
+        f"{counted(why.used, unit)} in a row asked only for calls that were refused",
         "ask for something narrower, or raise the limits that refused the calls",
     )
 
@@ -80,7 +82,8 @@ CALLS = Wall(
         Key(
             "refused_calls",
             (20, 20, 20),
-            "Refused calls in a row that stop the run, where no turn was marked. Any executed call starts it anew.",
+            "Refused calls in a row that stop the run, where no turn was marked. Any executed call starts it anew. "
+            "The number is this project's own, for the loop that goes on asking after it was refused.",
         ),
     ),
     limit=limit_calls,
@@ -97,7 +100,8 @@ TURNS = Wall(
         Key(
             "refused_turns",
             (5, 5, 5),
-            "Marked turns in a row in which every call was refused that stop the run. Empty turns neither count nor reset.",
+            "Marked turns in a row in which every call was refused that stop the run. Empty turns neither count nor reset. "
+            "The number is this project's own, for the loop that goes on asking after it was refused.",
         ),
     ),
     limit=limit_turns,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from toolguard._text import times
 from toolguard._values import CERTAIN, Call, Key, Probe, Recent, Refused, Tally, Tick, Tool, Wall, unread
 
 
@@ -130,7 +131,7 @@ def slack(s: Failures, n: Patience) -> int:
 
 
 def text(why: Refused, tool: str) -> str:
-    what = f"exactly this call has failed {why.used} times in the same way and the limit is {why.limit}"
+    what = f"exactly this call has failed {times(why.used)} in the same way and the limit is {why.limit}"
     if why.rule == "closed":
         return (
             f"{what}, the last one a retry after a refusal. It stays refused in this session. "
@@ -148,8 +149,8 @@ WALL = Wall(
         Key(
             "repeat_failure",
             (2, 2, 2),
-            "Identical calls with the same error that run, a session; the next is refused, then one is tried. "
-            "2 leaves a transient fault its natural retry.",
+            "Identical calls that may fail the same way, in a session; the next is refused, the one after that is tried. "
+            "2 leaves a transient fault its natural retry; it is the per-run budgets document's.",
         ),
         Key(
             "progress_clears",

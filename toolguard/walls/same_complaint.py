@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from toolguard._text import counted
 from toolguard._values import CERTAIN, Call, Key, Probe, Recent, Refused, Tally, Tick, Tool, Wall, unread
 
 PREFIX: Final = 60
@@ -147,8 +148,8 @@ def slack(s: Complaints, n: int) -> int:
 
 def text(why: Refused, tool: str) -> str:
     return (
-        f"{why.used} calls of it with different arguments failed with the same complaint and the limit is {why.limit}. "
-        "Another spelling will not help: read the complaint, and ask the user or use another tool. "
+        f"{counted(why.used, 'calls')} of it with different arguments failed with the same complaint and the limit is "
+        f"{why.limit}. Another spelling will not help: read the complaint, and ask the user or use another tool. "
         f"If you have found the cause, the next call of {tool} will be tried."
     )
 
@@ -159,14 +160,15 @@ WALL = Wall(
         Key(
             "same_complaint",
             (5, 5, 5),
-            "Failures of one tool with the same complaint, in distinct arguments and distinct turns, a session; then every "
-            "other call of it is refused until one succeeds. At 5 no successful recorded run is touched, at 3 ten.",
+            "Failures of one tool with the same complaint, in distinct arguments and distinct turns, in a session; from then "
+            "on its calls are refused and tried in turn, until one succeeds. At 5 no successful recorded run is touched, at "
+            "3 ten are.",
         ),
     ),
     limit=limit,
     state=Complaints,
-    about="one tool failing with the same complaint whatever its arguments; past the limit every other call of it is refused "
-    "until it succeeds",
+    about="one tool failing with the same complaint whatever its arguments; past the limit its calls are refused and tried "
+    "in turn, until one succeeds",
     text=text,
     scope="session",
     needs=frozenset({"identity", "signature"}),

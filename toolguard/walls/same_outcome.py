@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolguard._identity import SIZE
+from toolguard._text import times
 from toolguard._values import CERTAIN, Call, Key, Refused, Tally, Tool, Wall
 
 
@@ -60,7 +61,7 @@ def slack(s: InARow, n: int) -> int:
 
 def text(why: Refused, _tool: str) -> str:
     return (
-        f"exactly this call has run {why.used} times in a row with the same result and the limit is {why.limit}. "
+        f"exactly this call has run {times(why.used)} in a row with the same result and the limit is {why.limit}. "
         "It will not change: use the result that you have, or do something else first."
     )
 
@@ -71,8 +72,8 @@ WALL = Wall(
         Key(
             "same_outcome",
             (3, 3, 3),
-            "Identical calls in a row with an unchanged outcome a run; any other executed call in between starts anew. "
-            "Reads only. On recorded runs 3 catches 22 of 22 such loops.",
+            "Identical calls in a row, in a run, that may come to the same outcome; any other executed call in between starts "
+            "anew. Reads only. On recorded runs 3 catches 22 of 22 such loops.",
         ),
     ),
     limit=limit,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from toolguard._text import counted
 from toolguard._values import CERTAIN, Call, Key, Refused, Tally, Tool, Wall
 
 
@@ -46,8 +47,9 @@ def slack(s: Streak, n: int) -> int:
 
 def text(why: Refused, _tool: str) -> str:
     return (
-        f"the last {why.used} calls brought only results that this run had seen before and the limit is {why.limit}. "
-        "You have this result already. Do something new, or answer with what you have; a call that has not been made runs."
+        f"the last {counted(why.used, 'calls')} brought only results that this run had seen before and the limit is "
+        f"{why.limit}. You have this result already. Do something new, or answer with what you have; a call that has not been "
+        "made runs."
     )
 
 
@@ -57,8 +59,8 @@ WALL = Wall(
         Key(
             "stale_streak",
             (6, 6, 6),
-            "Calls in a row whose outcome the run had seen before; then calls that were made before are refused and new ones "
-            "run. Reads only. On recorded runs 6 catches 5 of 5 alternating loops.",
+            "Calls in a row that may bring only what the run had seen before; then calls that were made before are refused "
+            "and new ones run. Reads only. On recorded runs 6 catches 5 of 5 alternating loops.",
         ),
     ),
     limit=limit,
