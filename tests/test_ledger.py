@@ -421,6 +421,20 @@ def test_a_stop_while_walls_are_asked_holds_for_every_later_call(moment):
     assert attempt(other) == why
 
 
+@pytest.mark.parametrize(("moment", "marked"), [("admit", 0), ("slack", 1)])
+def test_an_observed_end_that_a_look_finds_while_walls_are_asked_marks_that_call_or_the_next(moment, marked):
+    why = Refused("reenters", None, None, "never", stops=True)
+    act = reentering(lambda: ledger.ended_by(lambda: 1.0))
+    ask, grant = act.admit, lambda _s, _n: 1000
+    if moment == "slack":
+        ask, grant = (lambda _s, _n, _call: None), lambda s, n: (act.admit(s, n, None), 1000)[1]
+    ledger = open_ledger(
+        (replace(act, admit=ask, slack=grant, looked=lambda _s, _n, _now: why),), observe=frozenset({"reenters"})
+    )
+    assert [admit(ledger)[0].would for _ in range(3)] == [why if call == marked else None for call in range(3)]
+    assert ledger.ended_by() is None
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_totals_that_are_read_inside_an_admission_answer_and_lose_nothing(way):
     name = "read_while_totals_are_read"

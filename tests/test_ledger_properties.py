@@ -17,7 +17,7 @@ from toolguard.walls import KEYS, NAMES, TABLE
 OFF = {name: "unchanged" if name == "adaptive_signal" else 0 for name in KEYS}
 MUTE = frozenset({"turn_step", "output_chars", "result_chars"})  # they refuse nothing
 SPEAKING = frozenset(NAMES) - MUTE
-# Walls that say no to a call. The others end a run between two calls, where that they observe is a property of its own.
+# Walls that say no to a call. The others end a run between two calls.
 ASKED = sorted(SPEAKING - {"refused_turns", "refused_calls", "deadline_s", "tokens", "cost_usd"})
 FIRST = 8  # rows of the table that end runs; they come first in every order
 
@@ -425,13 +425,12 @@ def test_the_shortcut_is_taken():
 @settings(max_examples=50, deadline=None)
 @given(runs=OPENINGS, steps=STEPS)
 def test_that_a_gate_asked_first_changes_nothing(runs, steps):
-    runs = [run | {"observe": run["observe"] & set(ASKED)} for run in runs]
     compare_with(runs, steps, asking=True)
 
 
 def test_in_500_random_histories_that_a_gate_asked_first_changes_nothing():
     for seed in range(500):
-        compare_with(*history(seed, observable=ASKED), asking=True)
+        compare_with(*history(seed), asking=True)
 
 
 # The order of the walls -----------------------------------------------------------------------------------------------
@@ -477,11 +476,11 @@ def test_in_3000_random_histories_the_order_of_the_walls_names_a_refusal_and_dec
 # Observe --------------------------------------------------------------------------------------------------------------
 
 
-def compare_first_refusal(runs, steps, *, observe=frozenset(NAMES), asking=False, skip=frozenset({"stop", "look"})):
+def compare_first_refusal(runs, steps, *, observe=frozenset(NAMES), asking=False):
     """Play until enforcement refuses, and return the reason; the program's own stop holds in observe mode too."""
     enforced, observed = Real(runs, observe=frozenset(), asking=asking), Real(runs, observe=observe, asking=asking)
     for verb, *rest in steps:
-        if verb in skip:
+        if verb == "stop":
             continue
         told, marked = getattr(enforced, verb)(*rest), getattr(observed, verb)(*rest)
         if told is None:
@@ -500,6 +499,9 @@ def compare_first_refusal(runs, steps, *, observe=frozenset(NAMES), asking=False
     return None
 
 
+LOCALLY = "local", b"1", None, "ok", None, ""
+
+
 @settings(max_examples=100, deadline=None)
 @given(runs=OPENINGS, steps=STEPS)
 def test_the_first_call_marked_is_the_first_that_enforcement_refuses(runs, steps):
@@ -512,14 +514,51 @@ def test_in_2000_random_histories_the_first_call_marked_is_the_first_that_enforc
     assert min(first.values()) > 5, first
 
 
-@pytest.mark.xfail(reason="a look at a deadline that only observes is forgotten, and no wall sees a local call")
 def test_a_local_call_after_a_look_past_an_observed_deadline_is_marked():
-    local = ("call", 0, "local", b"1", None, "ok", None, "")
-    steps = [("wait", 1.0), ("look", 0), local]
-    assert compare_first_refusal([{"limits": {"deadline_s": 1}}], steps, skip={"stop"}) == "deadline_s"
+    steps = [("wait", 1.0), ("look", 0), ("call", 0, *LOCALLY)]
+    assert compare_first_refusal([{"limits": {"deadline_s": 1}}], steps) == "deadline_s"
 
 
-@pytest.mark.xfail(reason="asking finds the plan certain to pass, and the admission that was to mark the call hears nobody")
+@pytest.mark.parametrize("looks", [(0, 0), (0, 1), (1, 0), (1, 2)])
+def test_looks_past_an_observed_deadline_mark_one_local_call_in_all_runs_below_it(looks):
+    nested = {"limits": {}, "above": 0}
+    play = Real([{"limits": {"deadline_s": 1}}, nested, nested], observe=frozenset(NAMES))
+    play.wait(1.0)
+    marks = []
+    for which in looks:
+        play.look(which)
+        marks += [play.call(which, *LOCALLY)[1] for _ in range(2)]
+    assert marks == [No("deadline_s", 1.0, 1, "never"), None, None, None]
+
+
+def test_a_look_past_an_observed_deadline_marks_no_external_call_twice():
+    play = Real([{"limits": {"deadline_s": 1}}], observe=frozenset(NAMES))
+    external = "read", b"1", None, "ok", None, ""
+    play.wait(1.0)
+    play.look(0)
+    assert [play.call(0, *what)[1] is not None for what in (external, LOCALLY, external)] == [True, False, True]
+    assert play.runs[0].would == 2
+
+
+def test_each_run_has_its_own_observed_deadline_to_overrun():
+    play = Real([{"limits": {"deadline_s": 1}}, {"limits": {"deadline_s": 2}, "above": 0}], observe=frozenset(NAMES))
+    marks = []
+    for _ in range(3):
+        play.wait(1.0)
+        play.look(1)
+        marks.append(play.call(1, *LOCALLY)[1])
+    assert marks == [No("deadline_s", 1.0, 1, "never"), No("deadline_s", 2.0, 2, "never"), None]
+
+
+def test_asking_for_a_gate_makes_nothing_certain():
+    play = Real([{"limits": {"aggregate": 9}}])
+    ledger = play.runs[0]
+    plan = ledger.plan(TOOLS["read"])
+    call = Call(plan.tool, plan, b"1".ljust(SIZE, b"."), None, 0, tick())
+    assert ledger.ask(call, plan) is None
+    assert plan.until <= ledger.tree.mileage
+
+
 @pytest.mark.parametrize(
     ("limits", "name", "before"),
     [

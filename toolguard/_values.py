@@ -398,11 +398,12 @@ class Key(NamedTuple):
 Hook = Callable[..., Any] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Wall:
     """One rule, as data: the ledger knows its hooks and no wall by name. Every hook is pure in its arguments.
 
     `s` is the wall's own state (or the shared tally), `n` the limit that `limit` resolved. A hook left out costs nothing.
+    Equality is identity: a table is searched whenever a nested run opens.
 
     Attributes:
         name: the reason that refusals and spans show.
