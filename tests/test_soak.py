@@ -25,9 +25,17 @@ def _silent():
     context.detach(token)
 
 
-@pytest.mark.usefixtures("_silent")
+@pytest.fixture
+def _all_known(metric_reader):
+    # Durations of other tests wait to be recorded, from before anything was traced. Each call of these runs would put its
+    # own, which is traced, in the place of one of them, and that would look like growth. Free lists hold the like.
+    metric_reader.get_metrics_data()
+    gc.collect()
+
+
+@pytest.mark.usefixtures("_silent", "_all_known")
 def test_past_the_sessions_that_are_remembered_further_runs_leave_no_memory_behind():
-    # 512 sessions of three runs each are remembered. Runs ten times as many leave what the first ones left.
+    # 512 sessions of three runs each are remembered. Further runs leave what the first ones left.
     runs = play(4000, 6)
     tracemalloc.start()
     try:
@@ -39,4 +47,4 @@ def test_past_the_sessions_that_are_remembered_further_runs_leave_no_memory_behi
         grown = held() - before
     finally:
         tracemalloc.stop()
-    assert grown < 2000 * 20  # bytes: far less than the least object a run
+    assert grown < 2000 * 8  # bytes: less than a reference a run
