@@ -11,7 +11,7 @@ from toolguard._gate import Call
 from toolguard._metered import metered, spec
 from toolguard._refusal import Refusal
 from toolguard._registry import Spec, registered
-from toolguard._run import Run, current_run, run
+from toolguard._run import Run, current_run, resume, run
 from toolguard._session import uncounted
 from toolguard._values import Usage
 from toolguard.walls import Limits
@@ -30,6 +30,7 @@ __all__ = [
     "current_run",
     "metered",
     "registered",
+    "resume",
     "run",
     "settings",
     "spec",

@@ -4,17 +4,30 @@ An admission takes the lock once. Settlements, releases and "a refusal went back
 the next entry drains them, so that a finaliser or a signal handler inside the critical section can lose nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from toolguard._clock import tick
-from toolguard._identity import Hasher, new_key
 from toolguard._tree import SECTION, Session, Tree
-from toolguard._values import CERTAIN, Call, Outcome, Reading, Refused, Spent, Stop, Tally, Tool, Usage, Wall, canonical
+from toolguard._values import (
+    CERTAIN,
+    Call,
+    Outcome,
+    Reading,
+    Refused,
+    Spent,
+    Stop,
+    Tally,
+    Tick,
+    Tool,
+    Usage,
+    Wall,
+    canonical,
+)
 
-__all__ = ["BUSY", "GATE", "UNBINDABLE", "Ledger", "Note", "Plan"]
+__all__ = ["BUSY", "GATE", "UNBINDABLE", "Ledger", "Note", "Past", "Plan", "keeps"]
 
 BUSY: Final = Refused("busy", None, None, "later")
 UNBINDABLE: Final = Refused("unbindable", None, None, "different")
@@ -50,6 +63,33 @@ class Note(NamedTuple):
     wall: str
     reading: Reading | None
     texts: tuple[str, ...]
+
+
+class Past(NamedTuple):
+    """What a run brings along from another process; the first ten as the ledger's of that name.
+
+    Attributes:
+        names: the names of tools by canonical name, for `by_tool`.
+        tally: the run's counts.
+        states: what its walls remember, in the order of the table, of those that keep something of their own.
+    """
+
+    turn: Tick
+    turns: int
+    would: int
+    refused: int
+    by_reason: dict[str, int]
+    names: dict[str, str]
+    stopped: Stop | None
+    unheeded: Refused | None
+    overrun: frozenset[str]
+    tally: Tally
+    states: list[tuple[str, Any]]
+
+
+def keeps(wall: Wall) -> bool:
+    """Say whether a wall remembers something of its own for each run, beside the tally."""
+    return wall.scope != "session" and type(wall.state(Tally())) is not Tally
 
 
 class Plan:
@@ -151,7 +191,7 @@ class Ledger:
         observe: names of the walls that only observe here.
         turn: the logical time at which the open turn began; 0 before the first.
         turns: the number of turns begun.
-        timed: somebody's looking at the run may end it.
+        overrun: names of walls past whose limit a look found the run, so that each ends it, or is marked, once.
         would: calls that an observing wall would have refused.
         unheeded: a stop that a wall only observed, until the next call that it would have refused.
         stopped: the run's own end, or None.
@@ -169,6 +209,7 @@ class Ledger:
         "by_reason",
         "lineage",
         "observe",
+        "overrun",
         "plans",
         "refused",
         "session",
@@ -193,6 +234,7 @@ class Ledger:
         local: frozenset[str] = frozenset(),
         own: Mapping[str, int] = MappingProxyType({}),
         strip_prefixes: Sequence[str] = (),
+        past: Past | None = None,
     ) -> None:
         """Lay the table of one run.
 
@@ -206,9 +248,10 @@ class Ledger:
             local: canonical names of tools that no wall counts.
             own: limits of single tools by canonical name; they beat the decorator's.
             strip_prefixes: prefixes that a tool's canonical name loses.
+            past: what the run brings along from another process, made for this table.
         """
         self.tree: Tree = parent.tree if parent else Tree()
-        self.session: Session = session or (parent.session if parent else Session(Hasher(new_key())))
+        self.session: Session = session or (parent.session if parent else Session())
         self.session.join(self.tree)
         self.tally = Tally(began, self.session.news)
         self.lineage: tuple[Ledger, ...] = (self, *(parent.lineage if parent else ()))
@@ -221,17 +264,48 @@ class Ledger:
         self.by_reason: dict[str, int] = {}
         self.stopped: Stop | None = None
         self.unheeded: Refused | None = None
+        self.overrun: frozenset[str] = frozenset()
         self._names: dict[str, str] = {}
         self.plans: dict[Tool, Plan] = {}
-        self._seats = [Seat(wall, self._state(wall), limits, self) for wall in table]
+        states = iter([] if past is None else self._go_on(past))
+        self._seats = [Seat(wall, self._state(wall, states), limits, self) for wall in table]
         if parent:
             # A limit of a run around this one stands beside this run's own: the order of the table names a refusal.
             self._seats += [seat for seat in parent._seats if seat.wall.scope == "tree"]  # noqa: SLF001
             self._seats.sort(key=lambda seat: table.index(seat.wall) if seat.wall in table else -1)
         self._timed = [Place(wall, s, n, owner) for wall, s, n, owner in self._in_force() if wall.looked]
 
-    def _state(self, wall: Wall) -> Any:
-        return self.session.state(wall, self.tally) if wall.scope == "session" else wall.state(self.tally)
+    def _go_on(self, past: Past) -> list[Any]:
+        """Take over the counts, and return what the walls remember."""
+        past.tally.began, past.tally.shared = self.tally.began, self.tally.shared
+        self.tally = past.tally
+        self.turn, self.turns, self.would, self.refused = past.turn, past.turns, past.would, past.refused
+        self.by_reason, self._names = past.by_reason, past.names
+        self.stopped, self.unheeded, self.overrun = past.stopped, past.unheeded, past.overrun
+        self.tree.unheeded |= self.unheeded is not None
+        return [state for _, state in past.states]
+
+    def _state(self, wall: Wall, states: Iterator[Any]) -> Any:
+        if wall.scope == "session":
+            return self.session.state(wall, self.tally)
+        made = wall.state(self.tally)
+        return made if made is self.tally else next(states, made)
+
+    def past(self) -> Past:
+        """Return what another process needs to go on from here, still the ledger's own objects."""
+        return Past(
+            self.turn,
+            self.turns,
+            self.would,
+            self.refused,
+            self.by_reason,
+            self._names,
+            self.stopped,
+            self.unheeded,
+            self.overrun,
+            self.tally,
+            [(seat.wall.name, seat.state) for seat in self._seats if seat.owner is self and keeps(seat.wall)],
+        )
 
     def _in_force(self) -> list[Place]:
         """Return the seats whose limit, as far as no tool changes it, is on."""
@@ -344,17 +418,24 @@ class Ledger:
         for admit, s, n in plan.admit:
             if admit(s, n, call) is not None:
                 return self._ask_all(call, plan, charging=charging)
-        if charging and self.tree.unheeded:
+        if not charging:  # asking makes nothing certain: what the call is to be marked with, its admission must hear
+            return None
+        if self.tree.unheeded:
             self._mark(call, None)
-        if plan.slack is not None:
-            tree = self.tree
-            until = tree.mileage + min([slack(s, n) for slack, s, n in plan.slack], default=CERTAIN)
-            tree.horizon = max(tree.horizon, until)
-            plan.until = until
-            for ledger in self.lineage:  # a signal handler may have stopped the run meanwhile, when nothing was certain yet
-                if ledger.stopped:
-                    plan.until = 0
-                    return ledger.stopped.why
+        return None if plan.slack is None else self._promise(plan, plan.slack)
+
+    def _promise(self, plan: Plan, slacks: tuple[tuple[Callable[..., Any], Any, Any], ...]) -> Refused | None:
+        """Let calls pass unasked for as long as no wall of the plan can refuse one."""
+        tree = self.tree
+        until = tree.mileage + min([slack(s, n) for slack, s, n in slacks], default=CERTAIN)
+        tree.horizon = max(tree.horizon, until)
+        plan.until = until
+        for ledger in self.lineage:  # a signal handler may have ended the run meanwhile, when nothing was certain yet
+            if ledger.stopped:
+                plan.until = 0
+                return ledger.stopped.why
+            if ledger.unheeded:
+                plan.until = 0
         return None
 
     def _ask_all(self, call: Call, plan: Plan, *, charging: bool) -> Refused | None:
@@ -508,7 +589,8 @@ class Ledger:
         """Return the stop that holds for this run: its own, or that of a run around it.
 
         Args:
-            clock: seconds; where it is given and a limit depends on it, the look may end the run.
+            clock: seconds; where it is given and a limit depends on it, the look may end the run; or, where the wall only
+                observes, mark its next call.
         """
         self.sync()
         if self._timed and clock is not None:
@@ -516,8 +598,9 @@ class Ledger:
             with SECTION.lock:
                 for wall, s, n, owner in self._timed:
                     assert wall.looked is not None  # noqa: S101  `_timed` holds no others
-                    if wall.name not in owner.observe and (why := wall.looked(s, n, now)):
-                        owner.set_stop(why)
+                    if wall.name not in owner.overrun and (why := wall.looked(s, n, now)):
+                        owner.overrun |= {wall.name}
+                        self._heed(wall, owner, why)
         return next((ledger.stopped for ledger in self.lineage if ledger.stopped), None)
 
     def usage(self) -> Usage:

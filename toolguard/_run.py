@@ -11,13 +11,13 @@ from typing import Any, Final, Literal, NoReturn, ParamSpec, Self, TypeVar, Unpa
 from toolguard._calls import NO_HEAD, caller_within
 from toolguard._metered import BoundMetered, Function, Metered, Same, entry_of
 from toolguard._refusal import Refusal, converge, stop_message
-from toolguard._session import RunState, Within, current_state
+from toolguard._session import RunState, Within, current_state, read_snapshot
 from toolguard._stream import adrive, drive
 from toolguard._values import Profile, Refused, Usage, canonical
 from toolguard.walls import Limits
 from toolguard.walls.cost import MICROS
 
-__all__ = ["Run", "current_run", "run"]
+__all__ = ["Run", "current_run", "resume", "run"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,6 +41,7 @@ class Run(RunState):
     """
 
     parent: "Run | None"  # pyright: ignore[reportIncompatibleVariableOverride]  # only runs are made current
+    _tools: Mapping[str, Any] | None = None
 
     def __init__(self, agent: str | None, *, tools: Iterable[Any] | None = None, **options: Any) -> None:
         """Check limits and tools; the run starts when it is entered or first used."""
@@ -141,6 +142,19 @@ class Run(RunState):
         """
         self.ledger.stop(_STOPPED, message)
         self.tell_stop()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the run as JSON-able data, from which `toolguard.resume` goes on with it in another process.
+
+        It holds counts, limits, names and keyed digests, of this run, the runs around it and their sessions, and never an
+        argument, a result or an error's text; the texts of `stop(message)` are in it. A call under way is carried as
+        charged, a send under way as sent, and what comes of either never reaches the resumed run.
+
+        Raises:
+            TypeError: a name that the run was opened with is no text.
+            RuntimeError: it is asked for in a signal handler or finaliser that interrupted a decision.
+        """
+        return self.written()
 
     def bind(self, fn: Callable[P, R]) -> Callable[P, R]:
         """Return `fn` so that it runs inside this run in any thread, executor or task.
@@ -305,6 +319,36 @@ def run(
         profile=profile,
         limits=cast("Mapping[str, Any]", limits),
     )
+
+
+def resume(snapshot: Mapping[str, Any], *, tools: Iterable[Callable[..., Any]] | None = None) -> Run:
+    """Go on with a run that another process, or this one earlier, left: `with toolguard.resume(saved) as run: ...`.
+
+    The run has the same id, counts, limits and stop; the runs around it come along, closed, and their limits hold. The time
+    between does not count towards `deadline_s`. Its span links to the last one of the other process. A session of the same
+    tenant and name which is the same one is shared with this process's other runs.
+
+    Every resumption is a run of its own: resume a snapshot once, or what is left of its budget is there twice.
+
+    Args:
+        snapshot: what `Run.snapshot()` returned, also after JSON. It holds the key of its digests and its limits, so take
+            it from where nobody else can write.
+        tools: as for `run`.
+
+    Returns:
+        The run, to be entered with `with` or `async with`.
+
+    Raises:
+        ConfigError: this process's configuration cannot be used.
+        TypeError: something in `tools` is not decorated.
+        ValueError: it is no snapshot, or not as it was written, or two of `tools` have one name.
+    """
+    chain = read_snapshot(snapshot)
+    made = Run.__new__(Run)
+    if tools is not None:
+        made._tools = _offered(tuple(tools), chain.runs[-1].about.strip_prefixes)  # noqa: SLF001
+    made.go_on(chain)
+    return made
 
 
 def current_run() -> Run | None:

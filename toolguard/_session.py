@@ -7,13 +7,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from toolguard import _collector, _config, _names, _telemetry
+from toolguard import _collector, _config, _names, _snapshot, _telemetry
 from toolguard._clock import Clock, monotonic
-from toolguard._identity import Hasher, new_key
-from toolguard._ledger import Ledger
+from toolguard._identity import Hasher
+from toolguard._ledger import Ledger, Past
 from toolguard._refusal import Refusal, stop_message
 from toolguard._tree import SECTION, Session, totals
 from toolguard._values import Refused, Stop
@@ -32,6 +33,7 @@ __all__ = [
     "harness",
     "log",
     "outside",
+    "read_snapshot",
     "refusing",
     "set_clock",
     "uncounted",
@@ -109,15 +111,30 @@ _sessions: _Sessions = OrderedDict()
 def _session_of(tenant: str | None, name: str | None, most: int) -> Session:
     """Return the session of that name, which at most `most` others were used after; without a name, one of its own."""
     if name is None or not most:
-        return Session(Hasher(new_key()))
+        return Session()
     with SECTION.lock:
         session = _sessions.get((tenant, name))
         if session is None:
-            session = _sessions[tenant, name] = Session(Hasher(new_key()))
+            session = _sessions[tenant, name] = Session()
         _sessions.move_to_end((tenant, name))
         while len(_sessions) > most:
             _sessions.popitem(last=False)
         return session
+
+
+def _take_in(tenant: str | None, name: str | None, most: int, brought: Session) -> Session:
+    """Return the session in which a resumed run goes on: the process's own where it is the same one, else `brought`.
+
+    What is brought becomes the process's, unless it has no name or another session of that name is there.
+    """
+    if name is None or not most:
+        return brought
+    with SECTION.lock:
+        there = _sessions.get((tenant, name))
+        if there is not None and there.key != brought.key:
+            return brought
+        _sessions.setdefault((tenant, name), brought)
+        return _session_of(tenant, name, most)
 
 
 def forget_sessions(instead: _Sessions | None = None) -> _Sessions:
@@ -177,8 +194,8 @@ class Loose(Frame):
         self.id, self.agent = (run.id, run.agent) if run else (None, None)
         self._run = run
         self.settings = settings
-        self.hasher = Hasher(b"")
-        self.ledger = Ledger((), {}, session=Session(self.hasher))
+        self.ledger = Ledger((), {}, session=Session(b""))
+        self.hasher = self.ledger.session.hasher
         if why is not None:
             self.ledger.set_stop(why)
         self.clock = _clock
@@ -241,6 +258,11 @@ def harness(run: "RunState | None") -> Loose:
 _UNCOUNTED_MARK: Final = {_names.UNCOUNTED: True}
 
 
+def read_snapshot(data: Any) -> _snapshot.Chain:
+    """Return the runs that `RunState.written` wrote, to be gone on with."""
+    return _snapshot.read(data, VERSION)
+
+
 class RunState(Frame):
     """One agent's work on one request, without its public face."""
 
@@ -259,14 +281,17 @@ class RunState(Frame):
         limits: Mapping[str, Any],
     ) -> None:
         """Check the limits now, so that a mistake shows where it was made; everything else waits for the start."""
-        self.id: str = uuid.uuid4().hex if run_id is None else run_id  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.settings = _config.settings()
+        self._session, self._tenant, self._mode = session, tenant, mode
+        self._frozen = _config.resolve(self.settings, agent, profile=profile, mode=mode, limits=limits)
+        self._lay(uuid.uuid4().hex if run_id is None else run_id, agent)
+
+    def _lay(self, run_id: str, agent: str | None) -> None:
+        self.id: str = run_id  # pyright: ignore[reportIncompatibleVariableOverride]
         self.agent = agent
         self.parent: RunState | None = None
         self.harness: Loose | None = None
         self.refused: deque[Refusal] = deque(maxlen=_KEPT_REFUSALS)
-        self.settings = _config.settings()
-        self._session, self._tenant, self._mode = session, tenant, mode
-        self._frozen = _config.resolve(self.settings, agent, profile=profile, mode=mode, limits=limits)
         self._starting = threading.Lock()
         self._started = self._open = False
         self._span: _telemetry.RunSpan | None = None
@@ -293,17 +318,21 @@ class RunState(Frame):
         self.session: str | None = self._session if self._session is not None or above is None else above.session
         self.tenant: str | None = self._tenant if self._tenant is not None or above is None else above.tenant
         self.mode: str = above.mode if above and self._mode is None else self._frozen.mode
+        self._open_ledger(self._join(above))
+
+    def _open_ledger(self, session: Session, elapsed: float = 0.0, past: Past | None = None) -> None:
         self.clock = _clock
         self.ledger = Ledger(
             TABLE,
             self._frozen.limits,
-            session=self._join(above),
-            parent=above.ledger if above else None,
-            began=self.clock(),
+            session=session,
+            parent=self.parent.ledger if self.parent else None,
+            began=self.clock() - elapsed,
             observe=frozenset(NAMES) if self.mode == "observe" else self._frozen.observe,
             local=self.settings.local,
             own=self._frozen.tools,
             strip_prefixes=self.settings.strip_prefixes,
+            past=past,
         )
         self.hasher: Hasher = self.ledger.session.hasher
         self.tracer, duration = scope()
@@ -314,6 +343,68 @@ class RunState(Frame):
         if above is not None and (above.tenant, above.session) == (self.tenant, self.session):
             return above.ledger.session
         return _session_of(self.tenant, self.session, self._frozen.limits["sessions"])
+
+    # Leaving the process ----------------------------------------------------------------------------------------------
+
+    def written(self) -> dict[str, Any]:
+        """Return the run and all runs around it as plain data."""
+        self.start()
+        lineage: list[RunState] = [self]
+        while (above := lineage[0].parent) is not None:
+            lineage.insert(0, above)
+        runs = [(run._about(), run.ledger) for run in lineage]  # noqa: SLF001
+        with SECTION.settled():
+            data = _snapshot.write(VERSION, runs)
+        return cast("dict[str, Any]", _snapshot.numbered(data))
+
+    def _about(self) -> _snapshot.About:
+        for name in ("id", "agent", "session", "tenant"):
+            if not isinstance(value := getattr(self, name), str | None):
+                msg = f"snapshot: the run's {name} is a {type(value).__name__}, and only a text can be carried along"
+                raise TypeError(msg)
+        frozen = self._frozen
+        return _snapshot.About(
+            self.id,
+            self.agent,
+            self.session,
+            self.tenant,
+            cast("Any", self.mode),
+            frozen.profile,
+            frozen.limits,
+            frozen.observe,
+            frozen.tools,
+            self.settings.local,
+            self.settings.strip_prefixes,
+            max(0.0, self.clock() - self.ledger.tally.began),
+            self._last_trace if self._span is None else self._span.trace,
+        )
+
+    def go_on(self, chain: _snapshot.Chain) -> None:
+        """Become the innermost run of a chain, below runs of the same class that become the others."""
+        settings = _config.settings()  # whatever can fail comes first
+        sessions = list(chain.sessions)
+        for about, _, shares in chain.runs:
+            most = cast("int", about.limits["sessions"])
+            sessions[shares] = _take_in(about.tenant, about.session, most, sessions[shares])
+        above: RunState | None = None
+        for resumed in chain.runs:
+            run = self if resumed is chain.runs[-1] else type(self).__new__(type(self))
+            run._resume(resumed, sessions[resumed.shares], above, settings)  # noqa: SLF001
+            above = run
+
+    def _resume(
+        self, resumed: _snapshot.Resumed, session: Session, above: "RunState | None", settings: _config.Settings
+    ) -> None:
+        about, past, _ = resumed
+        self.settings = replace(settings, local=about.local, strip_prefixes=about.strip_prefixes)
+        self._lay(about.id, about.agent)
+        self.parent = above
+        self.session, self.tenant, self.mode = about.session, about.tenant, about.mode
+        self._frozen = about.frozen()
+        self._open_ledger(session, about.elapsed, past)
+        self._last_trace = about.trace
+        self._told = self.ledger.stopped  # the other process told it
+        self._started = True
 
     def ended(self) -> Stop | None:
         """Return the stop that holds now; to look may end a run whose time is over."""

@@ -10,12 +10,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import Any, Final, Protocol
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, Protocol
 
-from toolguard._identity import Hasher
+from toolguard._identity import Hasher, new_key
 from toolguard._values import Call, Outcome, Refused, Spent, Tally, Wall
 
-__all__ = ["SECTION", "Counts", "Section", "Session", "Tree", "totals"]
+__all__ = ["SECTION", "Counts", "Remembered", "Section", "Session", "Tree", "totals"]
 
 _YIELDS: Final = 200
 _MOST_SEEN: Final = 1024
@@ -82,6 +84,26 @@ class Section:
                 self.inside = False
             return True
 
+    @contextmanager
+    def settled(self) -> Generator[None]:
+        """Stay inside with everything settled that has ended, so that what is read is of one moment.
+
+        Raises:
+            RuntimeError: this thread is inside already, in the middle of a decision.
+        """
+        if self.inside:
+            self.stand_aside()
+        with self.lock:
+            if self.inside:
+                msg = "a signal handler or finaliser interrupted a decision; do this where the agent's loop is"
+                raise RuntimeError(msg)
+            try:
+                self.inside = True
+                self.drain_inside()
+                yield
+            finally:
+                self.inside = False
+
     def drain_inside(self) -> None:
         """Drain, inside the critical section."""
         late = self.late
@@ -105,7 +127,7 @@ class Section:
     def totals(self) -> Counts:
         """Return all finished calls of the process; a number never goes down."""
         self.drain()
-        return {key: cell[0] for key, cell in self._counts.copy().items()}
+        return {key: cell[0] for key, cell in self._counts.copy().items() if cell[0]}
 
     def after_fork(self) -> None:
         """Free the lock: the thread of the parent that may have held it will never release it here."""
@@ -140,23 +162,51 @@ class Tree:
         self.mileage = max(self.mileage, self.horizon)
 
 
+class Remembered(NamedTuple):
+    """What a session brings along from another process.
+
+    Attributes:
+        troubled: as the session's.
+        new, old: the outcomes that it has looked at, in two generations.
+        states: what its walls remember, by name.
+    """
+
+    troubled: bool
+    new: set[bytes]
+    old: set[bytes]
+    states: dict[str, Any]
+
+
+def _nothing() -> Remembered:
+    return Remembered(troubled=False, new=set(), old=set(), states={})
+
+
 class Session:
     """What the runs of one session share: the key and receivers of their digests, and what session-wide walls remember.
 
     Attributes:
+        key: the key of the digests, by which two processes know that they speak of one session.
+        hasher: makes the digests.
+        states: what session-wide walls remember, by name.
         troubled: a call has failed in it.
         news: outcomes that were new to some run, and that `is_news` has not looked at yet.
     """
 
-    __slots__ = ("__weakref__", "_seen", "_trees", "hasher", "news", "states", "troubled")
+    __slots__ = ("__weakref__", "_seen", "_trees", "hasher", "key", "news", "states", "troubled")
 
-    def __init__(self, hasher: Hasher) -> None:
-        self.hasher = hasher
-        self.troubled = False
+    def __init__(self, key: bytes | None = None, past: Remembered | None = None) -> None:
+        """Hash under `key`, by default a new one, and go on from `past`."""
+        self.key = new_key() if key is None else key
+        self.hasher = Hasher(self.key)
+        self.troubled, new, old, self.states = past or _nothing()
         self.news: list[bytes] = []
-        self._seen: tuple[set[bytes], set[bytes]] = (set(), set())
-        self.states: dict[str, Any] = {}
+        self._seen: tuple[set[bytes], set[bytes]] = (new, old)
         self._trees: weakref.WeakSet[Tree] = weakref.WeakSet()
+
+    def past(self) -> Remembered:
+        """Return what another process needs to go on from here, still the session's own objects."""
+        self._remember()
+        return Remembered(self.troubled, *self._seen, self.states)
 
     def join(self, tree: Tree) -> None:
         """Let the runs of a tree take part."""

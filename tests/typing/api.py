@@ -327,6 +327,8 @@ def runs(box: Mailbox) -> None:
         assert_type(run.usage().chars, int)
         assert_type(run.usage().tokens, int)
         assert_type(run.usage().cost_usd, float)
+        assert_type(run.snapshot(), dict[str, Any])
+        assert_type(toolguard.resume(run.snapshot(), tools=[text, box.search]), Run)
         run.spend(tokens=1200)
         run.spend(1200, 0.25)
         run.spend(cost_usd=Decimal("0.1"))
