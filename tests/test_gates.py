@@ -1126,6 +1126,20 @@ def test_an_identity_is_the_same_in_each_run_of_a_session_and_says_nothing_in_an
     assert len({one, *others}) == 5
 
 
+def test_the_harnesss_call_has_the_identity_that_it_would_have_in_the_run():
+    desk, ran = Desk(), []
+    tool, _ = shapes(desk, ran)["plain"]
+    for _ in range(2):
+        with toolguard.run():
+            tool("guessable")
+            with toolguard.uncounted():
+                tool("guessable")
+    first, first_again, second, second_again = [call.identity for call in desk.asked]
+    assert first == first_again
+    assert second == second_again
+    assert first != second
+
+
 def test_an_identity_is_the_same_where_no_wall_needs_one():
     desk, ran = Desk(), []
     tool, _ = shapes(desk, ran)["plain"]

@@ -189,13 +189,16 @@ class Frame:
 class Loose(Frame):
     """A place without walls: outside a run, or inside `uncounted()`."""
 
-    def __init__(self, settings: _config.Settings, run: "RunState | None", why: Refused | None = None) -> None:
-        """Take identity and telemetry from `run` where there is one; `why` refuses everything."""
+    def __init__(
+        self, settings: _config.Settings, run: "RunState | None", why: Refused | None = None, *, traced: bool = True
+    ) -> None:
+        """Take name and identities from `run` where there is one; `why` refuses everything."""
         self.id, self.agent = (run.id, run.agent) if run else (None, None)
         self._run = run
+        self._traced = traced
         self.settings = settings
         self.ledger = Ledger((), {}, session=Session(b""))
-        self.hasher = self.ledger.session.hasher
+        self.hasher = run.hasher if run else self.ledger.session.hasher
         if why is not None:
             self.ledger.set_stop(why)
         self.clock = _clock
@@ -207,7 +210,7 @@ class Loose(Frame):
 
     def find_scope(self) -> None:
         """Take up the providers that are set by now."""
-        self.tracer, duration = scope()
+        self.tracer, duration = scope() if self._traced else (None, None)
         self.duration = duration if self.settings.duration_histogram else None
 
 
@@ -216,12 +219,14 @@ OUTSIDE: Final = Refused("outside_run", None, None, "never")
 _loose: dict[str, Loose] = {}
 
 
-def _at_large(name: str, marks: Mapping[str, Any] | None = None, why: Refused | None = None) -> Loose:
+def _at_large(
+    name: str, marks: Mapping[str, Any] | None = None, why: Refused | None = None, *, traced: bool = True
+) -> Loose:
     """Return one of the places outside a run, made anew when the configuration changed."""
     settings = _config.settings_outside()
     place = _loose.get(name)
     if place is None or place.settings is not settings:
-        place = _loose[name] = Loose(settings, None, why)
+        place = _loose[name] = Loose(settings, None, why, traced=traced)
         place.marks = marks
     elif place.tracer is None:
         place.find_scope()
@@ -235,9 +240,7 @@ def outside() -> Loose:
 
 def bare() -> Loose:
     """Return the place of calls outside a run that only a gate sees: `outside_run = "allow"`."""
-    place = _at_large("bare")
-    place.tracer = place.duration = None
-    return place
+    return _at_large("bare", traced=False)
 
 
 def refusing() -> Loose:
