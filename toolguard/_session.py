@@ -219,9 +219,7 @@ OUTSIDE: Final = Refused("outside_run", None, None, "never")
 _loose: dict[str, Loose] = {}
 
 
-def _at_large(
-    name: str, marks: Mapping[str, Any] | None = None, why: Refused | None = None, *, traced: bool = True
-) -> Loose:
+def _at_large(name: str, marks: Mapping[str, Any] | None = None, why: Refused | None = None, *, traced: bool = True) -> Loose:
     """Return one of the places outside a run, made anew when the configuration changed."""
     settings = _config.settings_outside()
     place = _loose.get(name)
