@@ -104,15 +104,15 @@ def test_inside_calls_are_counted_also_where_the_test_is_not():
 
 def test_inside_is_a_copy_of_the_registry():
     with isolated():
-        define("outer")
+        define("only_outer")
         with isolated():
             assert "search" in names()
-            assert "outer" in names()
-            define("inner")
-            assert "inner" in names()
-        assert "inner" not in names()
-        assert "outer" in names()
-    assert "outer" not in names()
+            assert "only_outer" in names()
+            define("only_inner")
+            assert "only_inner" in names()
+        assert "only_inner" not in names()
+        assert "only_outer" in names()
+    assert "only_outer" not in names()
 
 
 def failing():
